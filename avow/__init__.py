@@ -7,20 +7,11 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from avow.attend import attend as attend
-from avow.attend import audit as audit
-from avow.attend import features_needed as features_needed
-from avow.attend import plan as plan
-from avow.core import Certificate as Certificate
-from avow.core import Cost as Cost
-from avow.core import Method as Method
-from avow.core import Problem as Problem
-from avow.core import Sizes as Sizes
-from avow.core.record import record as record
-from avow.errors import AvowError as AvowError
-from avow.errors import InputError as InputError
-from avow.errors import ToleranceUnreachable as ToleranceUnreachable
-from avow.methods import all_methods as all_methods
+from avow.attend import attend, audit, features_needed, plan
+from avow.core import Certificate, Cost, Method, Problem, Sizes
+from avow.core.record import record
+from avow.errors import AvowError, InputError, ToleranceUnreachable
+from avow.methods import all_methods
 
 __version__ = "0.1.0"
 

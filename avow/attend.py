@@ -1,4 +1,9 @@
-"""The one verb: attend, and get an answer with its certificate."""
+"""The one verb: attend, and get an answer with its certificate.
+
+The path of a call: `attend` makes a `Problem` of the tensors and a `Requirement` of the tolerances. `_attend_cheapest`
+makes a plan and runs its candidates, the cheapest first, or `_attend_by` runs the method that was named; if none
+proves enough, `attend_exact` does. Whatever runs goes through `run_certified`: compute, promise, certificate.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from torch import Tensor
 
 from avow import planner
 from avow.calibration import Rates, rates
-from avow.core import BoundEstimate, Certificate, Computed, Method, Problem, check_numbers, check_tensor, named
+from avow.core import BoundEstimate, Certificate, Computed, Method, Problem, Sizes, check_numbers, check_tensor, named
 from avow.core.audit import Audit, audit_rows
 from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
@@ -93,31 +98,10 @@ def attend(
     requirement = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
     problem.measured()
-    if not isinstance(method, Method) and method == "auto":
+    if method == "auto":
         check_automatic(parameters)
-        return _automatic(problem, requirement, generator)
-    kind = checked_kind(method, parameters)
-    if kind.is_exact and not parameters and not isinstance(method, Method):
-        return _exact(problem, requirement)
-
-    def tuned(aim: float | None) -> Method:
-        if isinstance(method, Method):
-            return method
-        return kind(**kind.tune(parameters, problem.sizes, aim, requirement.confidence))
-
-    chosen = tuned(_error_budget(problem, requirement))
-    chosen.check(problem.sizes)
-    if chosen.is_exact and not problem.empty:
-        estimate = chosen.estimate_bound(problem.detached(), 1.0)
-        if estimate.kind == "none":
-            name, value = (", ".join(map(str, x)) for x in (chosen.parameters, chosen.parameters.values()))
-            raise RangeError(f"{chosen.name}: {name}", value, estimate.reason, 'use precision="float64"')
-    attended = _run(chosen, problem, requirement, generator)
-    if requirement.rtol is not None and not requirement.met_by(attended.certificate):
-        # How long the answers are is known now, so that what is left to the method may be aimed again.
-        again = tuned(_error_budget(problem, requirement, attended))
-        attended = attended if again == chosen else _run(again, problem, requirement, generator)
-    return _check_tolerance(attended, requirement)
+        return _attend_cheapest(problem, requirement, generator)
+    return _attend_by(method, parameters, problem, requirement, generator)
 
 
 @no_autocast
@@ -149,7 +133,7 @@ def plan(
     )
     requirement = checked_requirement(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
-    return _planned(problem.measured(), requirement, rates(sizes.device), sizes, thrifty=False)
+    return _make_plan(problem.measured(), requirement, rates(sizes.device), sizes, thrifty=False)
 
 
 @no_autocast
@@ -198,26 +182,121 @@ def features_needed(
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
     requirement = checked_requirement(tol, confidence)
     if not requirement.tol or requirement.confidence == 1:
-        raise ParameterError(
-            "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
-        )
+        remedy = "try tol=1e-2, confidence=0.99"
+        raise ParameterError("tol, confidence", (tol, confidence), "must allow some error", remedy)
     return random_features.features_needed(problem, requirement.tol, requirement.confidence)
 
 
-def attend_exact(problem: Problem, tol: float | None, reason: str = "", rtol: float | None = None) -> Attended:
-    """Exact attention in the narrowest arithmetic that keeps both limits; `reason` says why."""
-    attended = _exact(problem, Requirement(tol, 1.0, None, rtol))
-    certificate = attended.certificate
-    return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
-
-
 def check_automatic(parameters: Mapping[str, object]) -> None:
-    """Raise where a method's parameters were given and none was named."""
+    """Raise if a method's parameters were given and none was named."""
     for name, value in parameters.items():
         raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
 
-def _planned(problem: Problem, requirement: Requirement, known: Rates, sizes: Any, thrifty: bool) -> Plan:
+def _attend_cheapest(problem: Problem, requirement: Requirement, generator: torch.Generator | None) -> Attended:
+    """The answer of the cheapest method that proves what was asked; of exact attention if none does."""
+    if requirement.exact or problem.empty:
+        return attend_exact(problem, requirement)
+    plan = _make_plan(problem, requirement, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
+    offers = [candidate for candidate in plan.ranked if not candidate.lost and not candidate.method.is_exact]
+    # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
+    shared = requirement
+    if requirement.coverage is not None:
+        shared = requirement._replace(confidence=1 - (1 - requirement.stated) / max(len(offers), 1))
+    failures: list[str] = []
+    needed = math.inf
+    for candidate in offers:
+        if candidate.estimate is not None and candidate.estimate.bound > needed:
+            continue  # the answers that were seen are shorter than was thought
+        attended = run_certified(candidate.method, problem, shared, generator)
+        certificate = attended.certificate
+        if requirement.met_by(certificate):
+            return attended
+        proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if requirement.rtol else "")
+        failures.append(f"{candidate.method.label} could prove only {proved}")
+        if requirement.rtol is not None:
+            needed = _error_budget(problem, requirement, attended) or 0.0
+    return attend_exact(problem, requirement, "; ".join(failures) or plan.why_exact)
+
+
+def _attend_by(
+    method: str | Method,
+    parameters: Mapping[str, Any],
+    problem: Problem,
+    requirement: Requirement,
+    generator: torch.Generator | None,
+) -> Attended:
+    """The answer of one method; raises if that does not prove what was asked."""
+    kind = checked_kind(method, parameters)
+    if kind.is_exact and not parameters and not isinstance(method, Method):
+        return attend_exact(problem, requirement)
+
+    def tuned(budget: float | None) -> Method:
+        if isinstance(method, Method):
+            return method
+        return kind(**kind.tune(parameters, problem.sizes, budget, requirement.confidence))
+
+    chosen = tuned(_error_budget(problem, requirement))
+    chosen.check(problem.sizes)
+    if chosen.is_exact and not problem.empty:
+        estimate = chosen.estimate_bound(problem.detached(), 1.0)
+        if estimate.kind == "none":
+            name, value = (", ".join(map(str, x)) for x in (chosen.parameters, chosen.parameters.values()))
+            raise RangeError(f"{chosen.name}: {name}", value, estimate.reason, 'use precision="float64"')
+    attended = run_certified(chosen, problem, requirement, generator)
+    if requirement.rtol is not None and not requirement.met_by(attended.certificate):
+        # How long the answers are is known now, so that what is left to the method may be aimed again.
+        again = tuned(_error_budget(problem, requirement, attended))
+        attended = attended if again == chosen else run_certified(again, problem, requirement, generator)
+    certificate = attended.certificate
+    tol, rtol, remedy = requirement.tol, requirement.rtol, 'use method="auto" or a wider '
+    if tol is not None and not certificate.keeps(tol):
+        rule = f"is below the {certificate.bound:.2e} it can prove"
+        raise ToleranceUnreachable(f"{chosen.name}: tol", tol, rule, f"{remedy}tol", certificate.bound)
+    if rtol is not None and not certificate.keeps(rtol=rtol):
+        rule = f"is below the {certificate.relative:.2e} it can prove relative to the answer"
+        raise ToleranceUnreachable(f"{chosen.name}: rtol", rtol, rule, f"{remedy}rtol", certificate.relative)
+    return attended
+
+
+def attend_exact(problem: Problem, requirement: Requirement, reason: str = "") -> Attended:
+    """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances; `reason` says why."""
+    best, own, detached = math.inf, math.inf, problem.detached()
+    for method in exact_method().grid(problem.sizes):
+        estimate = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
+        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
+        if estimate.kind == "none" if requirement.tol is None else estimate.bound > requirement.tol:
+            best = min(best, estimate.bound)
+            continue
+        # How an answer's error compares with its own length is known when it is there.
+        attended = run_certified(method, problem, requirement, None, reason)
+        if requirement.exact or attended.certificate.keeps(requirement.tol, requirement.rtol):
+            return attended
+        best, own = min(best, attended.certificate.bound), min(own, attended.certificate.relative)
+    raise _unreachable(problem, requirement, best, own)
+
+
+def run_certified(
+    method: Method, problem: Problem, requirement: Requirement, generator: torch.Generator | None, reason: str = ""
+) -> Attended:
+    """A method's answer with its certificate: what the method promises, or what an audit of sampled rows finds."""
+    if problem.empty:
+        nothing = sum(x.sum() for x in (problem.q, problem.k, problem.v)) * 0
+        computed = Computed(problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing)
+    else:
+        stream = random_stream(generator, problem.q.device) if method.statistical else generator
+        computed = method.compute(problem.measured(), stream)
+    certificate = certify(method, problem, computed, requirement.stated)  # before reshaping: rows are canonical
+    if requirement.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
+        out, share, confidence = computed.out.detach(), requirement.coverage, requirement.stated
+        audited = audit_rows(out, problem.detached(), method, share, confidence, generator).certificate
+        certificate = dataclasses.replace(audited, parameters=certificate.parameters, cost=certificate.cost)
+    out = computed.out.reshape(*problem.leading, *computed.out.shape[-2:])
+    return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
+
+
+def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: Sizes, thrifty: bool) -> Plan:
+    """What each candidate costs at these sizes, and what it may promise of this problem."""
     detached = problem.detached()
 
     def estimate_bound(method: Method) -> BoundEstimate:
@@ -229,14 +308,14 @@ def _planned(problem: Problem, requirement: Requirement, known: Rates, sizes: An
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.is_exact)
     aim = None if requirement.rtol is None else _error_budget(problem, requirement)
-    judged = planner.judged(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
-    return Plan(tuple(planner.cheapest(judged)), requirement.tol, known.source, exact, requirement.rtol, aim)
+    verdicts = planner.verdicts(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
+    return Plan(tuple(planner.cheapest(verdicts)), requirement.tol, known.source, exact, requirement.rtol, aim)
 
 
 def _error_budget(problem: Problem, requirement: Requirement, attended: Attended | None = None) -> float | None:
     """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
 
-    Without an answer its length is that of a few rows; where even those cost too much, that of a flat head.
+    Without an answer its length is that of a few rows; if even those cost too much, that of a flat head.
     """
     if requirement.rtol is None:
         return requirement.tol
@@ -256,114 +335,19 @@ def _error_budget(problem: Problem, requirement: Requirement, attended: Attended
     return min(math.inf if requirement.tol is None else requirement.tol, aimed_bound(ratio, requirement.rtol))
 
 
-def _automatic(problem: Problem, requirement: Requirement, generator: torch.Generator | None) -> Attended:
-    if requirement.exact or problem.empty:
-        return _exact(problem, requirement)
-    weighed = _planned(problem, requirement, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
-    offers = [candidate for candidate in weighed.ranked if not candidate.lost and not candidate.method.is_exact]
-    # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
-    shared = (
-        requirement
-        if requirement.coverage is None
-        else requirement._replace(confidence=1 - (1 - requirement.stated) / max(len(offers), 1))
-    )
-    tried: list[str] = []
-    needed = math.inf
-    for candidate in offers:
-        if candidate.estimate is not None and candidate.estimate.bound > needed:
-            continue  # the answers that were seen are shorter than was thought
-        attended = _run(candidate.method, problem, shared, generator)
-        certificate = attended.certificate
-        if requirement.met_by(certificate):
-            return attended
-        proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if requirement.rtol else "")
-        tried.append(f"{candidate.label} could prove only {proved}")
-        if requirement.rtol is not None:
-            needed = _error_budget(problem, requirement, attended) or 0.0
-    return _exact(problem, requirement, "; ".join(tried) or weighed.why_exact)
-
-
-def _exact(problem: Problem, requirement: Requirement, reason: str = "") -> Attended:
-    """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
-    best, own, detached = math.inf, math.inf, problem.detached()
-    for method in exact_method().settings(problem.sizes):
-        estimate = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
-        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
-        if estimate.kind == "none" if requirement.tol is None else estimate.bound > requirement.tol:
-            best = min(best, estimate.bound)
-            continue
-        # How an answer's error compares with its own length is known when it is there.
-        attended = _run(method, problem, requirement, None, reason)
-        if requirement.exact or attended.certificate.keeps(requirement.tol, requirement.rtol):
-            return attended
-        best, own = min(best, attended.certificate.bound), min(own, attended.certificate.relative)
-    raise _unreachable(problem, requirement, best, own)
-
-
-def _run(
-    method: Method,
-    problem: Problem,
-    requirement: Requirement,
-    generator: torch.Generator | None,
-    reason: str = "",
-) -> Attended:
-    if problem.empty:
-        nothing = sum(x.sum() for x in (problem.q, problem.k, problem.v)) * 0
-        out = problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing
-        computed = Computed(out)
-    else:
-        stream = random_stream(generator, problem.q.device) if method.statistical else generator
-        computed = method.compute(problem.measured(), stream)
-    certificate = certify(method, problem, computed, requirement.stated)  # before reshaping: rows are canonical
-    if requirement.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
-        certificate = _sampled(method, problem, computed.out, requirement, generator, certificate)
-    out = computed.out.reshape(*problem.leading, *computed.out.shape[-2:])
-    return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
-
-
-def _sampled(
-    method: Method,
-    problem: Problem,
-    out: Tensor,
-    requirement: Requirement,
-    generator: torch.Generator | None,
-    stated: Certificate,
-) -> Certificate:
-    assert requirement.coverage is not None
-    audited = audit_rows(
-        out.detach(), problem.detached(), method, requirement.coverage, requirement.stated, generator
-    ).certificate
-    return dataclasses.replace(audited, parameters=stated.parameters, cost=stated.cost)
-
-
-def _check_tolerance(attended: Attended, requirement: Requirement) -> Attended:
-    certificate = attended.certificate
-    if requirement.tol is not None and not certificate.keeps(requirement.tol):
-        name = f"{certificate.method}: tol"
-        rule = f"is below the {certificate.bound:.2e} it can prove"
-        raise ToleranceUnreachable(name, requirement.tol, rule, 'use method="auto" or a wider tol', certificate.bound)
-    if requirement.rtol is not None and not certificate.keeps(rtol=requirement.rtol):
-        name = f"{certificate.method}: rtol"
-        rule = f"is below the {certificate.relative:.2e} it can prove relative to the answer"
-        raise ToleranceUnreachable(
-            name, requirement.rtol, rule, 'use method="auto" or a wider rtol', certificate.relative
-        )
-    return attended
-
-
 def _unreachable(problem: Problem, requirement: Requirement, best: float, own: float) -> ToleranceUnreachable:
     """The error for exact attention that proves `best` relative to the longest value, and `own` to the answer."""
-    kept = problem.q.dtype
-    name = named(kept)
-    wider = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
+    dtype = problem.q.dtype
+    name = named(dtype)
+    wider = f"convert q, k and v to {'float64' if dtype == torch.float32 else 'float32'}"
     tol = math.inf if requirement.tol is None else requirement.tol
     if requirement.rtol is not None and best <= tol:
         rule = f"is below {own:.2e}, the best bound relative to the answer that can be proved in {name}"
         hint = "an answer near zero has no relative bound; ask for tol= instead"
-        remedy = hint if kept == torch.float64 else f"{wider}, or ask for tol="
+        remedy = hint if dtype == torch.float64 else f"{wider}, or ask for tol="
         return ToleranceUnreachable("rtol", requirement.rtol, rule, remedy, own)
     remedy = wider
-    if kept == torch.float64 or best > 4 * unit(kept):
+    if dtype == torch.float64 or best > 4 * unit(dtype):
         remedy = f"shrink the logits: scale·|q|·|k| is too large for tol={tol:g}"
     rule = f"is below {best:.2e}, the best bound that can be proved in {name}"
     return ToleranceUnreachable("tol", tol, rule, remedy, best)

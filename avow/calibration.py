@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch
 
 from avow import file_io
 from avow.core import Cost, Method, Problem, Sizes
+from avow.core.timing import least_seconds
 from avow.errors import FileError
 from avow.methods import all_methods
 from avow.parameters import as_float
@@ -41,11 +41,11 @@ class Rate:
         return self.launch * cost.launches + work * cost.weight
 
 
-# Seconds of single runs. A machine at rest needs less than one; where other work has its cores, threads wait for one
+# Seconds of single runs. A machine at rest needs less than one; if other work has its cores, threads wait for one
 # another, and all the runs would take minutes and tell nothing.
 _PATIENCE = 5.0
 
-# A two-core machine of 2026; only ratios between methods matter where nothing was measured.
+# A two-core machine of 2026; only ratios between methods matter if nothing was measured.
 TYPICAL = Rate(5e-6, 4e-10, 8e-12)
 
 
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Rate] | None:
         measured = {name: Rate(**rate) for name, rate in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    # More than a second for one operation was never measured, and would overflow where many are counted.
+    # More than a second for one operation was never measured, and would overflow if many are counted.
     known = all(0 <= as_float(x) <= 1 for rate in measured.values() for x in dataclasses.astuple(rate))
     return measured if known else None
 
@@ -107,7 +107,7 @@ def _write(path: Path, measured: dict[str, Rate]) -> None:
 
 
 def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
-    """The rates of every method on this device, fitted to runs of a few milliseconds; None where it is too busy."""
+    """The rates of every method on this device, fitted to runs of a few milliseconds; None if it is too busy."""
     fitted, spent = {}, 0.0
     for name, kind in all_methods().items():
         for causal in (False, True):
@@ -115,9 +115,12 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
             for length, heads, dim in ((64, 2, 32), (768, 4, 32), (1536, 4, 64)):
                 sizes = Sizes(1, heads, heads, length, length, dim, dim, torch.float32, device, causal)
                 problem = random_problem(sizes)
-                for method in itertools.islice(kind.settings(sizes), 2):
-                    runs.append((method.cost(sizes), measured_seconds(method, problem, repeats=2)))
-                    spent += runs[-1][1]
+                for method in itertools.islice(kind.grid(sizes), 2):
+                    compute = functools.partial(method.compute, problem, torch.Generator().manual_seed(0))
+                    with torch.no_grad():
+                        seconds = least_seconds(compute, problem.q.device, repeats=2)
+                    runs.append((method.cost(sizes), seconds))
+                    spent += seconds
                     if spent > _PATIENCE:
                         return None
             fitted[_key(name, causal)] = fit(runs)
@@ -136,47 +139,22 @@ def random_problem(sizes: Sizes, seed: int = 0) -> Problem:
     return Problem.of(q, k, draw(z.key_heads, z.keys, z.value_dim), causal=z.causal, enable_gqa=True)
 
 
-def measured_seconds(method: Method, problem: Problem, repeats: int = 3) -> float:
-    """The least time of computing, after one warm-up: what else runs on the machine only ever adds."""
-    generator = torch.Generator().manual_seed(0)
-
-    def once() -> None:
-        with torch.no_grad():
-            method.compute(problem, generator)
-
-    return least_seconds(once, problem.q.device, repeats)
-
-
-def least_seconds(once: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The least time of a call, after one warm-up, the device's queue drained each time."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        once()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
-
-
 def fit(runs: list[tuple[Cost, float]]) -> Rate:
     """The non-negative rates with the least squared relative error over some runs."""
     counted = [[c.launches, c.pointwise * c.weight, c.flops * c.weight] for c, _ in runs]
     terms = torch.tensor(counted, dtype=torch.float64)
     seconds = torch.tensor([t for _, t in runs], dtype=torch.float64)
     scaled = terms / seconds[:, None]
-    best, least = (TYPICAL.launch, TYPICAL.pointwise, TYPICAL.flop), float("inf")
+    best, least = TYPICAL, float("inf")
     # Three terms have seven supports: trying them all is the whole active-set method.
-    for size in (1, 2, 3):
-        for support in itertools.combinations(range(3), size):
-            chosen = scaled[:, list(support)]
-            scale = chosen.abs().amax(0).clamp(min=1e-300)
-            solution = torch.linalg.lstsq(chosen / scale, torch.ones(len(runs), 1, dtype=torch.float64)).solution[:, 0]
-            solution = solution / scale
-            loss = float((chosen @ solution - 1).square().sum())
-            if bool((solution >= 0).all()) and loss < least:
-                rate = [0.0, 0.0, 0.0]
-                for place, value in zip(support, solution.tolist(), strict=True):
-                    rate[place] = value
-                best, least = (rate[0], rate[1], rate[2]), loss
-    return Rate(*best)
+    for support in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        chosen = scaled[:, support]
+        scale = chosen.abs().amax(0).clamp(min=1e-300)
+        solution = torch.linalg.lstsq(chosen / scale, torch.ones(len(runs), 1, dtype=torch.float64)).solution[:, 0]
+        solution = solution / scale
+        loss = float((chosen @ solution - 1).square().sum())
+        if bool((solution >= 0).all()) and loss < least:
+            rate = torch.zeros(3, dtype=torch.float64)
+            rate[support] = solution
+            best, least = Rate(*rate.tolist()), loss
+    return best

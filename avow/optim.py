@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LambdaLR
 
 from avow.errors import ParameterError, ShapeError
-from avow.parameters import declared
+from avow.parameters import as_float, declared
 
 # Tables that are looked up, and gains: what they hold does not multiply activations as a matrix does.
 _EXEMPT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
@@ -86,9 +86,7 @@ def adamw(
 
     λ is `weight_decay`. `fused` runs the whole step as one kernel: faster, and rounded a little differently.
     """
-    groups = _checked_groups(model, learning_rate, weight_decay, betas, epsilon)
-    # None lets torch choose its multi-tensor loop; False would forbid that too.
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)
+    return torch.optim.AdamW(**_adam(model, learning_rate, weight_decay, betas, epsilon, fused))
 
 
 @declared()
@@ -106,8 +104,7 @@ def adam_l2(
     The penalty's gradient λθ goes through the preconditioner, so a step takes :math:`\eta\lambda/(\sqrt{\hat v} +
     \epsilon)` off a weight: less where gradients are large [claim adam-l2-vs-w]. λ is `weight_decay`.
     """
-    groups = _checked_groups(model, learning_rate, weight_decay, betas, epsilon)
-    return torch.optim.Adam(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)
+    return torch.optim.Adam(**_adam(model, learning_rate, weight_decay, betas, epsilon, fused))
 
 
 @declared()
@@ -117,11 +114,12 @@ def warmup_cosine(optimizer: torch.optim.Optimizer, warmup: int, total: int, flo
     The share of the learning rate is (t + 1)/(warmup + 1) while t < warmup, 1 at t = warmup, and `floor` at t = total
     and at every step after it. Call `.step()` once after each step of the optimiser.
     """
-    _count("warmup", warmup, 0)
-    _count("total", total, 1)
+    for name, steps, least in (("warmup", warmup, 0), ("total", total, 1)):
+        if steps < least:
+            raise ParameterError(name, steps, f"must be at least {least}", "count the optimiser's steps")
     if warmup >= total:
         raise ParameterError("warmup", warmup, f"must be below total={total}", "warm up for about a tenth of the steps")
-    if not _is_number(floor) or not 0 <= floor <= 1:
+    if not 0 <= as_float(floor) <= 1:
         remedy = "floor=0.1 ends at a tenth of the learning rate"
         raise ParameterError("floor", floor, "must be a share from 0 to 1", remedy)
 
@@ -238,32 +236,26 @@ class AveragedWeights:
             raise ParameterError("AveragedWeights", f"{act}()", rule, "leave the swapped() block first")
 
 
-def _checked_groups(
-    model: nn.Module, learning_rate: float, weight_decay: float, betas: tuple[float, float], epsilon: float
-) -> list[dict[str, Any]]:
-    _at_least_zero("learning_rate", learning_rate, "a step size such as learning_rate=1e-3")
+def _adam(
+    model: nn.Module, rate: float, weight_decay: float, betas: tuple[float, float], epsilon: float, fused: bool
+) -> dict[str, Any]:
+    """The arguments of torch's optimiser, checked."""
+    _at_least_zero("learning_rate", rate, "a step size such as learning_rate=1e-3")
     if len(betas) != 2:
         raise ParameterError("betas", tuple(betas), "must be two", "try betas=(0.9, 0.95)")
     for index, beta in enumerate(betas):
         _share(f"betas[{index}]", beta)
     _at_least_zero("epsilon", epsilon, "epsilon=1e-8")
-    return decay_groups(model, weight_decay)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # None lets torch choose its multi-tensor loop; False would forbid that too.
+    groups = decay_groups(model, weight_decay)
+    return {"params": groups, "lr": rate, "betas": betas, "eps": epsilon, "fused": fused or None}
 
 
 def _share(name: str, value: float) -> None:
-    if not _is_number(value) or not 0 <= value < 1:
+    if not 0 <= as_float(value) < 1:
         raise ParameterError(name, value, "must be at least 0 and below 1", f"try {name}=0.9")
 
 
 def _at_least_zero(name: str, value: float, remedy: str) -> None:
-    if not _is_number(value) or value < 0:
+    if not 0 <= as_float(value) < math.inf:
         raise ParameterError(name, value, "must be a number of at least 0", f"use {remedy}")
-
-
-def _count(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ParameterError(name, value, f"must be at least {least}", "count the optimiser's steps")

@@ -125,7 +125,7 @@ def param(default: Any, rule: Rule, help: str) -> Any:
 def parameters_of(owner: type) -> tuple[Parameter, ...]:
     """The parameters a dataclass declares with `param`, in order; a `Literal` type is its own rule."""
     hints = typing.get_type_hints(owner)
-    found = []
+    parameters = []
     for field in dataclasses.fields(owner):
         if "rule" not in field.metadata:
             continue
@@ -135,8 +135,8 @@ def parameters_of(owner: type) -> tuple[Parameter, ...]:
         if typing.get_origin(kind) is typing.Literal:
             kind, rule = str, one_of(*typing.get_args(kind))
         assert isinstance(kind, type), f"declare a plain type, not {kind}"
-        found.append(Parameter(field.name, kind, field.default, rule, field.metadata["help"]))
-    return tuple(found)
+        parameters.append(Parameter(field.name, kind, field.default, rule, field.metadata["help"]))
+    return tuple(parameters)
 
 
 def check_parameters(owner: str, kind: type, given: Mapping[str, Any]) -> None:

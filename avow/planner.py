@@ -1,4 +1,4 @@
-"""Which method to run: candidates → costs → certified → cheapest. No tensors here, only numbers about them."""
+"""Which method to run: candidates, priced → verdicts → cheapest. No tensors here, only numbers about them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,6 @@ class Candidate:
     estimate: BoundEstimate | None = None
     lost: str = ""
 
-    @property
-    def label(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self.method.parameters.items())
-        return f"{self.method.name}({settings})"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -59,15 +54,13 @@ class Plan:
 
     @property
     def chosen(self) -> Candidate | None:
-        first = self.ranked[0] if self.ranked else None
-        return first if first is not None and not first.lost else None
+        return next((candidate for candidate in self.ranked[:1] if not candidate.lost), None)
 
     @property
     def best_bound(self) -> float:
         """The smallest proved bound among all candidates."""
-        return min(
-            (c.estimate.bound for c in self.ranked if c.estimate is not None and c.estimate.certain), default=math.inf
-        )
+        estimates = [c.estimate for c in self.ranked if c.estimate is not None]
+        return min((estimate.bound for estimate in estimates if estimate.certain), default=math.inf)
 
     @property
     def why_exact(self) -> str:
@@ -87,7 +80,7 @@ class Plan:
             mark = "→ " if candidate is self.chosen else "  "
             verdict = "cheapest that meets it" if candidate is self.chosen else "also meets it, slower"
             why = candidate.lost or verdict
-            lines.append(f"{mark}{candidate.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
+            lines.append(f"{mark}{candidate.method.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
         return "\n".join([f"plan for {self.goal} ({self.source}); {BOUND_UNIT}", *lines])
 
 
@@ -97,12 +90,12 @@ def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | Non
     priced = [
         Candidate(method, method.cost(sizes), rates.seconds(method, sizes))
         for kind in kinds
-        for method in kind.settings(sizes)
+        for method in kind.grid(sizes)
     ]
     return sorted(priced, key=lambda candidate: candidate.seconds)
 
 
-def judged(
+def verdicts(
     offers: list[Candidate],
     tol: float | None,
     accept: frozenset[Kind],
@@ -110,9 +103,9 @@ def judged(
     thrifty: bool,
     aim: float | None = None,
 ) -> list[Candidate]:
-    """The same candidates, each with its estimate and, where it cannot win, the reason.
+    """The same candidates, each with its estimate and, if it cannot win, the reason.
 
-    A `thrifty` judge asks no candidate whose asking and running might cost more than `WASTE` of exact attention. An
+    If `thrifty`, no candidate is asked whose asking and running might cost more than `WASTE` of exact attention. An
     `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.
     """
     limit = tol if aim is None else aim
@@ -120,34 +113,34 @@ def judged(
     purse = WASTE * exact
     candidates = []
     for offer in offers:
+        estimate: BoundEstimate | None = None
         if offer.method.is_exact:
             estimate = estimator(offer.method)
-            candidates.append(_verdict(offer, estimate, tol, accept))
+            lost = _shortfall(estimate, tol, accept)
         elif offer.method.target != SOFTMAX:
-            candidates.append(replace(offer, lost=f"its target is {offer.method.target}"))
+            lost = f"its target is {offer.method.target}"
         elif limit is None:
-            candidates.append(replace(offer, lost="no tolerance was given: exact"))
+            lost = "no tolerance was given: exact"
         elif offer.seconds >= exact:
-            candidates.append(replace(offer, lost="costs more than exact"))
+            lost = "costs more than exact"
         elif thrifty and offer.seconds > purse:
-            candidates.append(replace(offer, lost=f"estimated trial cost exceeds {WASTE:.0%} of exact"))
+            lost = f"estimated trial cost exceeds {WASTE:.0%} of exact"
         else:
-            verdict = _verdict(offer, estimator(offer.method), limit, accept)
-            purse -= 0.0 if verdict.lost or not thrifty else offer.seconds
-            candidates.append(verdict)
+            estimate = estimator(offer.method)
+            lost = _shortfall(estimate, limit, accept)
+            purse -= 0.0 if lost or not thrifty else offer.seconds
+        candidates.append(replace(offer, estimate=estimate, lost=lost))
     return candidates
 
 
-def _verdict(offer: Candidate, estimate: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> Candidate:
-    offer = replace(offer, estimate=estimate)
+def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> str:
+    """Why an estimate does not meet the tolerance; empty if it does."""
     if math.isinf(estimate.bound):
-        return replace(offer, lost=estimate.reason or "makes no promise here")
+        return estimate.reason or "makes no promise here"
     if estimate.kind not in accept:
-        return replace(offer, lost=f"its promise is {estimate.kind}; pass confidence= or coverage= to accept it")
+        return f"its promise is {estimate.kind}; pass confidence= or coverage= to accept it"
     limit = math.inf if tol is None else tol if estimate.certain else tol * _MARGIN
-    if estimate.bound > limit:
-        return replace(offer, lost=estimate.reason or f"cannot prove {tol:.3g}")
-    return offer
+    return (estimate.reason or f"cannot prove {tol:.3g}") if estimate.bound > limit else ""
 
 
 def cheapest(offers: list[Candidate]) -> list[Candidate]:

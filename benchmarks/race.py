@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from avow.bench.clock import timed
+from avow.core.timing import timed
 
 _CPU = torch.device("cpu")
 

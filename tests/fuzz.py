@@ -17,7 +17,7 @@ from collections import Counter
 import torch
 from scipy.stats import binom
 
-from avow.attend import Attended, _exact, _run
+from avow.attend import Attended, attend_exact, run_certified
 from avow.core.requirement import Requirement
 from avow.errors import RangeError
 from tests.helpers.generators import Case, draw_case
@@ -65,8 +65,8 @@ def answer(case: Case) -> Attended:
     p, method = case.problem, case.method
     wish = Requirement(None, CONFIDENCE, None)
     if method.name == "exact":
-        return _exact(p, wish)
-    return _run(method, p, wish, torch.Generator().manual_seed(case.seed))
+        return attend_exact(p, wish)
+    return run_certified(method, p, wish, torch.Generator().manual_seed(case.seed))
 
 
 def run_case(case: Case) -> Tally:

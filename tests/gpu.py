@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.attend import _exact, _run
+from avow.attend import attend_exact, run_certified
 from avow.core import Problem
 from avow.core.audit import reference_error
 from avow.core.requirement import Requirement
@@ -46,7 +46,7 @@ def fuzz(seconds: float) -> dict[str, int]:
             continue
         wish = Requirement(None, 0.999999, None)
         exact = case.method.name == "exact"
-        run = _exact(gpu, wish) if exact else _run(case.method, gpu, wish, None)
+        run = attend_exact(gpu, wish) if exact else run_certified(case.method, gpu, wish, None)
         out, bounds = run.out.cpu().double(), run.certificate.rows.cpu().reshape(p.q.shape[:-1])
         tally["cases"] += p.q.shape[1]
         tally["rows"] += bounds.numel()

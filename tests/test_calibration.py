@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import avow
 from avow import calibration
 from avow.calibration import TYPICAL, Rate, Rates, cache_file, fit, measure_rates, rates
-from avow.core import Cost, Method, Problem, Sizes
+from avow.core import Cost, Sizes
 from avow.methods.exact import Exact
 
 SOME = {name: Rate(1e-6, 1e-10, 1e-12) for name in avow.all_methods()}
@@ -164,13 +165,13 @@ def test_a_cache_that_cannot_be_written_costs_nothing(cache: Path, measured: lis
 def test_a_machine_that_is_too_busy_is_left_alone_and_nothing_is_remembered(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[str] = []
+    runs: list[object] = []
 
-    def slow(method: Method, problem: Problem, repeats: int) -> float:
-        runs.append(method.name)
+    def slow(call: object, device: torch.device, repeats: int) -> float:
+        runs.append(call)
         return 1.0
 
-    monkeypatch.setattr(calibration, "measured_seconds", slow)
+    monkeypatch.setattr(calibration, "least_seconds", slow)
     assert rates("cpu") == Rates({}, "typical rates: this machine is too busy to be measured")
     assert len(runs) == 6 and not cache.exists()
 
@@ -186,7 +187,7 @@ def test_every_method_gets_rates_with_positive_predictions(monkeypatch: pytest.M
         assert {name, f"{name}/causal"} <= set(found.measured)
         for causal in (False, True):
             sizes = Sizes(1, 4, 4, 512, 512, 32, 32, causal=causal)
-            assert all(found.seconds(method, sizes) > 0 for method in kind.settings(sizes))
+            assert all(found.seconds(method, sizes) > 0 for method in kind.grid(sizes))
 
 
 def test_causal_forms_have_rates_of_their_own() -> None:

@@ -27,7 +27,7 @@ def test_predicted_memory_is_within_a_fifth_of_what_is_held(
 ) -> None:
     length, heads, key_heads = shape
     sizes = Sizes(1, heads, key_heads, length, length, 64, 64, torch.float32, "cpu", causal)
-    for method in list(all_methods()[name].settings(sizes))[:2]:
+    for method in list(all_methods()[name].grid(sizes))[:2]:
         ratio = method.cost(sizes).peak_bytes / measured(method, sizes)
         assert 0.8 <= ratio <= 1.2, f"{method}: predicted {ratio:.2f} times what was held"
 

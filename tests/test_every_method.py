@@ -295,7 +295,7 @@ def test_the_certificate_survives_json(kind: type[Method]) -> None:
 @every_method
 def test_settings_fit_the_sizes_they_are_offered_for(kind: type[Method]) -> None:
     sizes = Problem.of(*tensors(40, 40)).sizes
-    offered = list(kind.settings(sizes))
+    offered = list(kind.grid(sizes))
     assert offered
     for method in offered:
         method.check(sizes)

@@ -269,8 +269,8 @@ def test_settings_are_the_input_type_and_all_that_are_wider(dtype: torch.dtype) 
     sizes = Problem.of(*tensors(dtype=dtype)).sizes
     words = {torch.float64: 1, torch.float32: 2, torch.bfloat16: 3}
     found = [Exact("native"), *(Exact(word) for word in ("float32", "float64"))]
-    assert len(list(Exact.settings(sizes))) == words[dtype]
-    assert [method for method in found if method in list(Exact.settings(sizes))] == list(Exact.settings(sizes))
+    assert len(list(Exact.grid(sizes))) == words[dtype]
+    assert [method for method in found if method in list(Exact.grid(sizes))] == list(Exact.grid(sizes))
 
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> list[torch.dtype]:

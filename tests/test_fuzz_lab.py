@@ -12,6 +12,8 @@ import pytest
 from tests.fuzz_lab import Ask, judged, run, send
 from tests.helpers.lab_outside import watched
 
+pytestmark = pytest.mark.processes
+
 OWN = {"Content-Type": "application/json"}
 
 

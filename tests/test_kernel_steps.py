@@ -14,10 +14,9 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.core import Certificate
+from avow.core import Certificate, LazyCertificate
 from avow.kernels import sparse_decode
 from avow.nn import kernel_steps, key_value_cache, token_buffers
-from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.key_value_cache import KeyValueCache
 
 # A GPU does not warn of inf and nan.
@@ -122,9 +121,9 @@ def test_what_a_step_found_is_looked_at_only_when_it_has_arrived() -> None:
     steps, event = kernel_steps.KernelSteps(), Event()
     numbers = (torch.full((1, 2), 318), torch.full((1, 4), 1e-3), torch.ones(1, 4, dtype=torch.bool))
     steps._report = kernel_steps._Report(numbers, event, 318, TOL)  # type: ignore[arg-type]
-    assert steps.learnt() is None and steps.waiting
+    assert steps.last_step_paid() is None and steps.waiting
     event.done = True
-    assert steps.learnt() is False and not steps.waiting
+    assert steps.last_step_paid() is False and not steps.waiting
     few = numbers[0] // 3
     assert kernel_steps._Report((few, *numbers[1:]), None, 318, TOL).paid
     assert not kernel_steps._Report((few, numbers[1] * 100, numbers[2]), None, 318, TOL).paid
@@ -162,7 +161,7 @@ def test_a_guess_that_was_off_costs_time_and_not_the_tolerance() -> None:
     cache._steps._hint = torch.full((1, 4), 1e-4)
     out, certificate = cache.attend(q, tol=TOL)
     assert certificate.keeps(TOL) and bool((errors(cache, q, out) <= certificate.rows).all())
-    assert cache._steps.learnt() is False
+    assert cache._steps.last_step_paid() is False
 
 
 def test_a_sketch_of_other_keys_is_seen_to_break_the_bound() -> None:

@@ -10,6 +10,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
+from avow.core import Problem
 from avow.kernels import linear_step as steps
 from avow.kernels.chunking import Sums
 from avow.methods.separable import Separable
@@ -91,7 +92,8 @@ def test_separable_steps_stay_finite_where_cooling_leaves_the_type(size: float) 
     q[:, :, 3] = -3e38  # all of a row stops at the same end
     state = Sums(*empty(24, 40, 24))
     rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 1e-6) for i in range(TOKENS)]
-    wanted, _ = Separable(1e-6).read_on(q, k, v, None)
+    p, method = Problem.of(q, k, v, causal=True, enable_gqa=True), Separable(1e-6)
+    wanted, _ = method.read_on(p, method.initial_state(p))
     torch.testing.assert_close(torch.stack(rows, 2), wanted, rtol=1e-4, atol=1e-5)
 
 

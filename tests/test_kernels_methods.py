@@ -28,7 +28,7 @@ from avow.kernels import chunking, feature_attention, problems
 from avow.methods import random_features
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import ColumnState, Separable
-from avow.nn.memory import Directions, memory_of
+from avow.nn.memory import RandomDraw, memory_of
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, scan
 
@@ -314,7 +314,7 @@ def test_many_features_and_their_gradients_are_those_of_the_plain_path(monkeypat
 def test_a_decoder_takes_single_tokens_in_by_kernels(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = drawn(torch.float32, 2, 1, 12, 16, 16, 0.5)
     method = Separable(0.5) if attention == "separable" else RandomFeatures(20)
-    draw = None if attention == "separable" else Directions(RandomFeatures(20), 16)
+    draw = None if attention == "separable" else RandomDraw(RandomFeatures(20), 16)
     taken = []
     name = "column_step" if attention == "separable" else "feature_step"
     honest = getattr(problems, name)
@@ -341,7 +341,8 @@ def test_steps_change_the_state_in_place_and_answer_as_the_plain_path_does() -> 
     state = ColumnState(scan.nothing(v, 16, 16))
     for i in range(6):
         one = slice(i, i + 1)
-        out = Separable(0.5).step(q[:, :, one], k[:, :, one], v[:, :, one], state)
+        p = Problem.of(q[:, :, one], k[:, :, one], v[:, :, one], causal=True, enable_gqa=True)
+        out = Separable(0.5).step(p, state)
         assert out is not None
         torch.testing.assert_close(out, whole[:, :, one], rtol=1e-4, atol=1e-5)
     assert float(state.sums.total.min()) >= 1

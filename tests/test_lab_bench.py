@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save
 
 import avow
-from avow.bench.workloads import workload
+from avow.bench.trials import run_marked, run_trial
+from avow.bench.workloads import Workload, workload
 from avow.core import Problem
 from avow.errors import FileError
 from avow.lab.pages import bench
-from avow.lab.pages.bench import KNOBS, PAGE, BenchInputs, judged, preview, verdict
-from avow.lab.pages.bench_heads import Head, Trial, drawn_head, run_sparse_trial, run_trial, uploaded_head
+from avow.lab.pages.bench import KNOBS, PAGE, BenchInputs, judged, preview, uploaded_head, verdict
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
@@ -25,6 +25,10 @@ from tests.helpers.lab import Lab
 from tests.helpers.lab_visits import Opener
 
 SMALL: dict[str, Any] = {"n": 128, "d": 16}
+
+
+def drawn_head(kind: str, length: int) -> Workload:
+    return workload(kind, 1, length, 16)
 
 
 def facts(answer: dict[str, Any]) -> dict[str, str]:
@@ -36,21 +40,31 @@ def trace(figure: dict[str, Any], name: str) -> dict[float, float]:
     return dict(zip(found["x"], found["y"], strict=True))
 
 
+def costs(figure: dict[str, Any], name: str) -> list[float]:
+    """What the settings of a method cost: its filled marks."""
+    (own,) = [
+        one["x"]
+        for one in figure["data"]
+        if one["name"] == name and one["mode"] == "markers" and "open" not in one["marker"]["symbol"]
+    ]
+    return list(own)
+
+
 # ---- numbers
 
 
 @pytest.mark.parametrize("method", [RandomFeatures(64), LowRank(16), Sparse(0.05)])
 def test_a_try_is_what_attend_answers_measured_against_float64(method: Any) -> None:
     load = workload("clustered", 1, 128, 16)
-    found = run_trial(drawn_head("clustered", 128, 16, 0), method)
+    found = run_trial(load, method)
     out, certificate = avow.attend(
         load.q, load.k, load.v, method=method.name, generator=torch.Generator().manual_seed(0), **method.parameters
     )
     truth = torch.nn.functional.scaled_dot_product_attention(load.q.double(), load.k.double(), load.v.double())
     errors = (out.double() - truth).norm(dim=-1)[0, 0] / load.v.double().norm(dim=-1).amax()
     assert torch.allclose(found.errors, errors, rtol=1e-6, atol=1e-12)
-    assert torch.equal(found.bounds, certificate.rows[0, 0]) and found.bound == certificate.bound
-    assert found.broken == 0 and bool((found.errors <= found.bounds).all())
+    assert torch.equal(found.certificate.rows[0, 0], certificate.rows[0, 0]) and found.bound == certificate.bound
+    assert found.broken == 0 and bool((found.errors <= found.certificate.rows[0, 0]).all())
 
 
 def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -> None:
@@ -86,8 +100,8 @@ def test_a_wider_tolerance_reads_fewer_tokens_and_stays_within_it() -> None:
 @pytest.mark.parametrize("kind", ["clustered", "averaging", "copying", "diffuse"])
 @pytest.mark.parametrize("drop", [0.01, 0.2])
 def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> None:
-    head = drawn_head(kind, 192, 16, 0).rows(8)
-    found, marks = run_sparse_trial(head, Sparse(drop))
+    head = drawn_head(kind, 192).some(8)
+    found, marks = run_marked(head, Sparse(drop))
     counted = Sparse(drop).compute(Problem.of(head.q.double(), head.k.double(), head.v.double())).trace.read[0, 0]
     assert [len(row) - row.count("0") for row in marks] == counted.tolist()
     assert found.read == float(counted.sum()) / (8 * 192) == run_trial(head, Sparse(drop)).read
@@ -96,9 +110,9 @@ def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> No
 
 
 def test_what_a_copying_row_copies_is_the_brightest() -> None:
-    head = drawn_head("copying", 128, 16, 0).rows(6)
+    head = drawn_head("copying", 128).some(6)
     weights = torch.softmax(head.q.double() @ head.k.double().transpose(-1, -2) / 4, -1)[0, 0]
-    for row, best in zip(run_sparse_trial(head, Sparse(0.01))[1], weights.argmax(-1).tolist(), strict=True):
+    for row, best in zip(run_marked(head, Sparse(0.01))[1], weights.argmax(-1).tolist(), strict=True):
         assert row[best] == "9"
 
 
@@ -106,15 +120,14 @@ def test_every_setting_of_every_method_stands_among_the_costs() -> None:
     answer = verdict(BenchInputs(**SMALL), {})
     drawn_costs = answer["figures"]["costs"]
     named = {one["name"] for one in drawn_costs["data"] if one.get("name")}
-    assert named >= {"frontier", "exact", "low rank", "random features", "sparse"}
+    assert named >= {"frontier", "exact", "low_rank", "random_features", "sparse"}
     assert named >= {"separable (another mechanism)", "latent (another mechanism)"}
-    assert {one["words"] for one in answer["legend"]} == {name.replace(" (", ", ").rstrip(")") for name in named} - {
-        "frontier"
-    }
-    exact = trace(drawn_costs, "exact")
-    assert set(exact) == {1.0} and len(trace(drawn_costs, "low rank")) == 3 and len(trace(drawn_costs, "sparse")) == 1
-    texts = [text for one in drawn_costs["data"] if one.get("name") == "sparse" for text in one["text"]]
-    assert len(texts) == 3 and all("promised" in text for text in texts)
+    words = {name.replace(" (", ", ").rstrip(")").replace("_", " ") for name in named - {"frontier"}}
+    assert {one["words"] for one in answer["legend"]} == words
+    assert set(costs(drawn_costs, "exact")) == {1.0}
+    assert len(set(costs(drawn_costs, "low_rank"))) == 3 and len(set(costs(drawn_costs, "sparse"))) == 1
+    texts = [text for one in drawn_costs["data"] if one["name"] == "sparse" for text in one.get("text", ())]
+    assert len(texts) == 6 and all("promised" in text for text in texts)
 
 
 def test_time_is_measured_beside_exact_attention() -> None:
@@ -127,14 +140,14 @@ def test_time_is_measured_beside_exact_attention() -> None:
 
 
 def test_a_promise_that_is_broken_is_called_broken() -> None:
-    found = run_trial(drawn_head("clustered", 128, 16, 0), LowRank(16))
-    assert judged(found, 128)["word"] == "kept"
+    found = run_trial(drawn_head("clustered", 128), LowRank(16))
+    assert judged(found)["word"] == "kept"
     worst = int(found.errors.argmax())
     certificate = dataclasses.replace(found.certificate, rows=found.certificate.rows * 1e-9, bound=1e-12)
-    lying = dataclasses.replace(found, certificate=certificate, bounds=found.bounds * 1e-9, broken=1)
-    said = judged(lying, 128)
+    lying = dataclasses.replace(found, certificate=certificate, broken=1)
+    said = judged(lying)
     assert (said["tone"], said["word"]) == ("refuted", "broken") and "1 of 128 rows" in said["says"]
-    assert float(lying.bounds[worst]) < float(lying.errors[worst])
+    assert float(lying.certificate.rows[0, 0][worst]) < float(lying.errors[worst])
 
 
 def test_a_method_that_lies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +163,12 @@ def test_a_method_that_lies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_statistical_promise_may_fail_as_often_as_it_says() -> None:
-    found = run_trial(drawn_head("diffuse", 128, 16, 0).scaled(0.3), RandomFeatures(64))
+    head, method = KNOBS["random_features"].put(drawn_head("diffuse", 128), BenchInputs(features=64), 0.3)
+    found = run_trial(head, method)
     assert found.certificate.kind == "statistical" and found.certificate.confidence == 0.99
 
     def word(broken: int) -> str:
-        return str(judged(Trial(**{**vars(found), "broken": broken}), 128)["word"])
+        return str(judged(dataclasses.replace(found, broken=broken))["word"])
 
     assert [word(0), word(1), word(2)] == ["kept", "kept", "broken"]
 
@@ -188,7 +202,7 @@ def test_files_of_any_precision_keep_their_promises(method: str, dtype: torch.dt
     tensors = {name: x.to(dtype) for name, x in of_a_file(1, 1).items()}
     knob = KNOBS[method]
     found = run_trial(*knob.put(uploaded_head(tensors, 64, 0), BenchInputs(), min(knob.places)))
-    assert found.broken == 0 and judged(found, 64)["word"] in ("kept", "warned")
+    assert found.broken == 0 and judged(found)["word"] in ("kept", "warned")
 
 
 def test_values_that_are_all_zero_are_answered_without_error() -> None:
@@ -198,7 +212,7 @@ def test_values_that_are_all_zero_are_answered_without_error() -> None:
 
 
 def test_files_that_hold_something_else_are_told_what_is_missing() -> None:
-    with pytest.raises(FileError, match=r"lacks q, k and v \(it holds a\); save tensors named q, k and v"):
+    with pytest.raises(FileError, match=r"lacks q and k and v \(it holds a\); save tensors named q, k and v"):
         uploaded_head({"a": torch.randn(2, 8, 4)}, 8, 0)
     with pytest.raises(FileError, match=r"holds q of shape \(8,\)"):
         uploaded_head(of_a_file() | {"q": torch.randn(8)}, 8, 0)
@@ -209,10 +223,10 @@ def test_files_that_hold_something_else_are_told_what_is_missing() -> None:
 
 
 def test_some_rows_are_evenly_taken_and_all_keys_stay() -> None:
-    head = drawn_head("diffuse", 128, 16, 0)
-    some = head.rows(4)
+    head = drawn_head("diffuse", 128)
+    some = head.some(4)
     assert torch.equal(some.q, head.q[..., [0, 32, 64, 96], :]) and some.k is head.k
-    assert isinstance(some, Head) and head.rows(500) is head
+    assert head.some(500) is head
 
 
 # ---- the page

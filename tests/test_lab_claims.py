@@ -71,7 +71,7 @@ def test_a_search_that_runs_out_of_time_says_so() -> None:
     claim = catalogue()["lse-merge"]
     found = search(claim, falsifiers()[claim.id], cases=100_000, seconds=0.05)
     assert not found.broken and 1 <= found.tried < 100_000
-    assert "The time was up: 100,000 were asked for." in claims._outcome_words(found)[1]
+    assert "The time was up: 100,000 were asked for." in claims._WORDS.say("search", found, 0.0, [])
 
 
 def test_equality_that_breaks_a_statement_is_told_as_such() -> None:

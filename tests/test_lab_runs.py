@@ -148,9 +148,8 @@ def test_a_log_cut_anywhere_shows_only_lines_that_have_ended(below: Path) -> Non
     }
     assert len(truth) == 3
     for end in range(len(whole) + 1):
-        found = runs.columns_of(whole[:end])
-        lines = list(zip(*(found[name] for name in COLUMNS), strict=True))
-        assert all(line == truth[line[0]] for line in lines)
+        lines = runs.lines_of(whole[:end])
+        assert all(tuple(line) == truth[line[0]] for line in lines)
         assert len(lines) == max(0, whole[:end].count(b"\n") - 1)
 
 
@@ -160,7 +159,7 @@ def test_reading_half_a_line_would_have_been_wrong() -> None:
     cut = f"{head}\r\n{line[:-2]}".encode()
     careless = list(csv.DictReader(cut.decode().splitlines()))[-1]
     assert float(careless["eta"]) == 12.0 != 12.75
-    assert runs.columns_of(cut)["eta"] == [] and runs.columns_of(f"{head}\r\n{line}\r\n".encode())["eta"] == [12.75]
+    assert runs.lines_of(cut) == [] and runs.lines_of(f"{head}\r\n{line}\r\n".encode())[0][-1] == 12.75
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"[" * 5000, b'{"model": 1, "data": 2}'])
@@ -211,24 +210,30 @@ RESULT = {
 }
 
 
+def cells(table: str) -> list[list[str]]:
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+
+
 def test_the_knowledge_table_says_what_the_experiment_left(below: Path) -> None:
     (below / "know").mkdir()
     (below / "know/knowledge.json").write_text(json.dumps(RESULT))
     (table,) = preview(RunsInputs())["knowledge"]
-    assert table["name"] == "know" and table["headline"] == RESULT["headline"]
-    cells = [row["cells"] for row in table["rows"]]
-    assert cells[0] == ["majority answer", "6/64", "9.4%", "3–20%", "–", "–", "–"]
-    assert cells[2] == ["exact", "51/64", "79.7%", "67–89%", "93.8%", "107,008", "77.9 s"]
-    assert cells[3] == ["latent", *["–"] * 6]
-    assert [row["best"] for row in table["rows"]] == [False, False, True, False]
+    assert "What models know: know" in table and f"<p>{RESULT['headline']}</p>" in table
+    rows = cells(table)
+    assert rows[0] == ["majority answer", "6/64", "9.4%", "3–20%", "–", "–", "–"]
+    assert rows[2] == ["exact", "51/64", "79.7%", "67–89%", "93.8%", "107,008", "77.9 s"]
+    assert rows[3] == ["latent", *["–"] * 6]
+    assert re.findall(r'<tr class="best"><th scope="row">(.*?)</th>', table) == ["exact"]
+    assert "--share: 0.796875" in table
 
 
 def test_a_result_of_other_types_is_dashes_and_no_error(below: Path) -> None:
     (below / "know").mkdir()
-    strange = {"headline": "x", "majority": [], "rows": [3, {"arm": {}, "accuracy": "high", "interval": [1]}]}
+    strange = {"headline": "<x>", "majority": [], "rows": [3, {"arm": {}, "accuracy": "high", "interval": [1]}]}
     (below / "know/knowledge.json").write_text(json.dumps(strange))
     (table,) = preview(RunsInputs())["knowledge"]
-    assert [row["cells"] for row in table["rows"]] == [["{}", *["–"] * 6]]
+    assert cells(table) == [["{}", *["–"] * 6]] and "<p>&lt;x&gt;</p>" in table and "best" not in table
 
 
 # ---- the page and the command

@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -253,48 +253,54 @@ def test_a_file_that_is_all_header_is_refused_before_it_is_parsed() -> None:
 def test_files_are_received_a_few_at_a_time() -> None:
     inside, most = 0, 0
 
-    async def answering(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        await asyncio.sleep(0.01)
-        inside -= 1
+    class Slow:
+        headers: ClassVar[dict[str, str]] = {}
 
-    async def all_at_once(path: str) -> int:
+        async def stream(self) -> AsyncIterator[bytes]:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0.01)
+            inside -= 1
+            yield save({"q": torch.ones(1)})
+
+    async def at_once(receive: Callable[[Any], Awaitable[object]]) -> int:
         nonlocal most
         most = 0
-        entrance = security.SecurityMiddleware(answering, 80, "secret", lambda: asyncio.sleep(0))
-        headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-
-        async def receive() -> Any:
-            await asyncio.sleep(0)
-            return {"type": "http.request", "body": b"some", "more_body": False}
-
-        async def send(message: Any) -> None:
-            raise AssertionError(message)
-
-        await asyncio.gather(*(entrance(scope, receive, send) for _ in range(6)))
+        await asyncio.gather(*(receive(Slow()) for _ in range(6)))
         return most
 
-    assert asyncio.run(all_at_once("/api/files")) == 2
-    assert asyncio.run(all_at_once("/api/trial/preview")) == 6, "it shows nothing"
+    assert asyncio.run(at_once(FileStore().receive)) == 2
+    assert asyncio.run(at_once(lambda request: security.read_body(request, 1000))) == 6, "it shows nothing"
 
 
 def test_who_waits_too_long_for_others_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avow.lab.uploads._WAIT_SECONDS", 0.01)
+    store: Any = FileStore()
+
+    async def waits() -> None:
+        async with store._turns, store._turns:
+            await store.receive(None)
+
+    with pytest.raises(security.Refused, match=r"had to wait for 2 other files for 0.01 s") as caught:
+        asyncio.run(waits())
+    assert caught.value.status == 503
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("avow.lab.security._BODY_SECONDS", 0.01)
 
-    async def waits() -> tuple[int, bytes]:
-        entrance = security.SecurityMiddleware(lambda *_: asyncio.sleep(0), 80, "secret", lambda: asyncio.sleep(0))
-        headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
-        said: list[Any] = []
-        async with entrance._turn("/api/files"), entrance._turn("/api/files"):
-            scope = {"type": "http", "method": "POST", "path": "/api/files", "headers": headers}
-            await entrance(scope, lambda: asyncio.sleep(0), lambda message: asyncio.sleep(0, said.append(message)))
-        return said[0]["status"], said[1]["body"]
+    class Stuck:
+        headers: ClassVar[dict[str, str]] = {}
 
-    status, body = asyncio.run(waits())
-    assert status == 503 and b"had to wait for 2 other files for 0.01 s" in body
+        async def stream(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(60)
+
+    stuck: Any = Stuck()
+    with pytest.raises(security.Refused, match=r"body=unfinished must arrive within 0.01 s") as caught:
+        asyncio.run(security.read_body(stuck, 1000))
+    assert caught.value.status == 408
 
 
 def test_a_shelf_keeps_the_last_four_files() -> None:
@@ -391,7 +397,7 @@ def test_an_answer_is_one_line_of_json_whatever_it_is_made_of() -> None:
 
 
 def test_a_mistake_is_told_from_an_answer_by_how_it_begins() -> None:
-    assert json_bytes(error_body("Unknown", "n", 3, "is odd", "add one")).startswith(MISTAKE)
+    assert json_bytes(error_body(ParameterError("n", 3, "is odd", "add one"))).startswith(MISTAKE)
     assert not json_bytes({"answer": {"error": 3}}).startswith(MISTAKE)
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.core import Certificate
+from avow.core import Certificate, LazyCertificate
 from avow.nn import KeyValueCache, split_k_exact, token_buffers
-from avow.nn.kernel_steps import LazyCertificate
 from tests.helpers.caches import errors, queries
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

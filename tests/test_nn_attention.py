@@ -179,15 +179,15 @@ def test_a_draw_keeps_through_copies_and_changes_of_type() -> None:
     x = torch.randn(2, 6, 12)
     assert torch.equal(copy.deepcopy(module)(x), module(x))
     torch.testing.assert_close(copy.deepcopy(module).double()(x.double()).float(), module(x))
-    assert copy.deepcopy(module).bfloat16().draw.directions.dtype == torch.float64
+    assert copy.deepcopy(module).bfloat16().draw.sample().dtype == torch.float64
 
 
 def test_layers_draw_for_themselves_and_a_seed_repeats_them() -> None:
     torch.manual_seed(5)
     first, second = attention("random_features"), attention("random_features")
-    assert not torch.equal(first.draw.directions, second.draw.directions)
+    assert not torch.equal(first.draw.sample(), second.draw.sample())
     torch.manual_seed(5)
-    assert torch.equal(attention("random_features").draw.directions, first.draw.directions)
+    assert torch.equal(attention("random_features").draw.sample(), first.draw.sample())
 
 
 def test_dropout_falls_on_the_output_while_training() -> None:

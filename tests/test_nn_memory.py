@@ -16,7 +16,7 @@ from avow.errors import ParameterError, ShapeError
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.nn import Attention, Cache, ModelConfig, TransformerLM
-from avow.nn.memory import ColumnSums, Directions, FeatureSums, KeysAndValues, memory_of
+from avow.nn.memory import KeysAndValues, RandomDraw, RunningState, memory_of
 
 LENGTH = 140
 BASE = ModelConfig(vocabulary=20, block=LENGTH, layers=2, heads=4, width=24, dropout=0.1, positions="rotary")
@@ -132,10 +132,7 @@ def held(cache: Cache) -> int:
             case KeysAndValues():
                 assert memory.keys is not None and memory.values is not None
                 total += memory.keys.numel() + memory.values.numel()
-            case ColumnSums():
-                assert memory.state is not None
-                total += sum(x.numel() for x in memory.state.sums[:3])
-            case FeatureSums():
+            case RunningState():
                 assert memory.state is not None
                 total += sum(x.numel() for x in memory.state.sums[:3])
     return total
@@ -241,7 +238,7 @@ def test_steps_of_separable_attention_are_its_whole_pass_at_any_temperature(
 
 @torch.no_grad()
 def test_steps_of_random_features_lose_no_value_near_underflow() -> None:
-    method, draw = RandomFeatures(16), Directions(RandomFeatures(16), 4)
+    method, draw = RandomFeatures(16), RandomDraw(RandomFeatures(16), 4)
     q, k = torch.randn(2, 1, 2, 12, 4).unbind()
     v = torch.randint(1, 9, (1, 2, 12, 4)).float()
     whole = memory_of(method, draw, 12).read(q, k, v)

@@ -300,7 +300,7 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: robust_heads(2, EPS, COIN, keys=torch.tensor([[1.0, math.nan], [0, 1]])),
             NonFiniteError,
-            "robust_heads: keys=nan or inf must be finite; replace what is not",
+            "robust_heads: keys[0]=[1.0, nan] holds a number that is nan or infinite; drop that row or replace it",
         ),
         (
             lambda: robust_heads(2, EPS, COIN, keys=torch.tensor([[1.0, 0.001], [0, 1]])),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from avow.lab.pages.dynamics import adam_trace, average_trace
-from avow.optim import adam_l2, adamw
+from avow.optim import AveragedWeights, adam_l2, adamw
 
 NUMBERS = [1.2, 0.7, 1.1, 0.4, 1.9, 1.0, 0.8] * 8
 SIZES = torch.logspace(-3, 1, 9, dtype=torch.float64)
@@ -26,11 +26,15 @@ def test_momentum_walks_as_torch_does_and_along_the_average(beta: float, delta: 
     assert found.apart <= 1e-12 * abs(found.by_sgd)
 
 
-def test_the_corrected_average_is_the_plain_one_over_its_weights() -> None:
+def test_the_corrected_average_is_that_of_averaged_weights() -> None:
     found = average_trace(NUMBERS, 0.9, 0.5)
-    for t, (plain, corrected) in enumerate(zip(found.plain, found.corrected, strict=True), start=1):
-        assert corrected == pytest.approx(plain / (1 - 0.9**t), rel=1e-12)
-    assert found.corrected[0] == NUMBERS[0] and found.plain[0] == pytest.approx(NUMBERS[0] / 10)
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    averaged = AveragedWeights(model, decay=0.9)
+    for number, corrected in zip(NUMBERS, found.corrected, strict=True):
+        nn.init.constant_(model.weight, number)
+        averaged.update()
+        assert corrected == pytest.approx(float(averaged.state_dict()["averages"]["weight"]), rel=1e-12)
+    assert found.corrected[0] == pytest.approx(NUMBERS[0]) and found.plain[0] == pytest.approx(NUMBERS[0] / 10)
 
 
 @pytest.mark.parametrize("strength", [0.01, 0.5, 3.0])

@@ -79,7 +79,7 @@ class NaivePerceiver(PerceiverLM):
         latents = self.down(self.latents.expand(b, m, w), x, places <= order[:, None], (at[None], places[None]))
         for block in self.blocks:
             latents = block(latents)
-        for layer in (*self._nears, *self._ups):
+        for layer in (*self.near, *self.up):
             x = layer(x, latents, order <= places[:, None], (places[None], at[None]))
         return self.head(self.norm(x))
 

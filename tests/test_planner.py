@@ -15,7 +15,7 @@ import avow
 from avow.calibration import Rate, Rates
 from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
 from avow.parameters import at_least, param
-from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, judged
+from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, verdicts
 
 SIZES = Sizes(1, 2, 2, 64, 64, 8, 8)
 SURE: frozenset[Kind] = frozenset({"deterministic"})
@@ -44,7 +44,7 @@ class Pretend(Method):
         raise AssertionError("a plan needs no truth")
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield from (cls(price) for price in (900, 20, 60))
 
 
@@ -56,7 +56,7 @@ class Standard(Pretend):
     is_exact: ClassVar[bool] = True
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield cls(1000)
 
 
@@ -68,7 +68,7 @@ class Stranger(Pretend):
     target: ClassVar[str] = "strange attention"
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield cls(1)
 
 
@@ -100,26 +100,26 @@ def test_candidates_come_priced_and_cheapest_first() -> None:
 
 
 def test_the_cheapest_that_keeps_the_tolerance_wins() -> None:
-    assert winner(judged(offers(Standard, Pretend), 1e-2, SURE, Oracle(), thrifty=False)) == 20
-    assert winner(judged(offers(Standard, Pretend), 1e-4, SURE, Oracle(), thrifty=False)) == 1000
+    assert winner(verdicts(offers(Standard, Pretend), 1e-2, SURE, Oracle(), thrifty=False)) == 20
+    assert winner(verdicts(offers(Standard, Pretend), 1e-4, SURE, Oracle(), thrifty=False)) == 1000
 
 
 def test_a_guess_must_clear_the_tolerance_by_a_margin() -> None:
     for bound, price in ((0.6e-2, 20), (0.8e-2, 1000)):
         guess = Oracle(bound, certain=False)
-        assert winner(judged(offers(Standard, Pretend), 1e-2, SURE, guess, thrifty=False)) == price
-        assert winner(judged(offers(Standard, Pretend), 1e-2, SURE, Oracle(bound), thrifty=False)) == 20
+        assert winner(verdicts(offers(Standard, Pretend), 1e-2, SURE, guess, thrifty=False)) == price
+        assert winner(verdicts(offers(Standard, Pretend), 1e-2, SURE, Oracle(bound), thrifty=False)) == 20
 
 
 def test_a_thrifty_judge_never_asks_what_might_waste_a_tenth_of_exact() -> None:
     oracle = Oracle()
-    found = judged(offers(Standard, Pretend), 1e-2, SURE, oracle, thrifty=True)
+    found = verdicts(offers(Standard, Pretend), 1e-2, SURE, oracle, thrifty=True)
     assert WASTE == 0.1 and 900 not in oracle.asked
     assert sum(price for price in oracle.asked if price != 1000) <= WASTE * 1000
     (dear,) = (c for c in found if c.seconds == 900)
     assert dear.lost == "estimated trial cost exceeds 10% of exact" and dear.estimate is None
     generous = Oracle()
-    judged(offers(Standard, Pretend), 1e-2, SURE, generous, thrifty=False)
+    verdicts(offers(Standard, Pretend), 1e-2, SURE, generous, thrifty=False)
     assert 900 in generous.asked
 
 
@@ -130,14 +130,14 @@ class Many(Pretend):
     name: ClassVar[str] = "many"
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield from (cls(price) for price in (22, 24, 26, 28, 30, 32, 34))
 
 
 @pytest.mark.parametrize("bound", [1e-3, 2.0], ids=["all promise", "none promises"])
 def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float) -> None:
     oracle = Oracle(bound)
-    found = judged(offers(Standard, Many), 1e-2, SURE, oracle, thrifty=True)
+    found = verdicts(offers(Standard, Many), 1e-2, SURE, oracle, thrifty=True)
     tried = sum(c.seconds for c in found if not c.lost and c.method.name == "many")
     assert tried <= WASTE * 1000
     if bound < 1:
@@ -147,7 +147,7 @@ def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float
 def test_nothing_dearer_than_exact_is_asked() -> None:
     rate = {"standard": Rate(0.0, 0.0, 1.0), "pretend": Rate(0.0, 0.0, 100.0)}
     oracle = Oracle()
-    found = judged(candidates(SIZES, Rates(rate, "made up"), (Standard, Pretend)), 1e-2, SURE, oracle, thrifty=False)
+    found = verdicts(candidates(SIZES, Rates(rate, "made up"), (Standard, Pretend)), 1e-2, SURE, oracle, thrifty=False)
     assert oracle.asked == [1000]
     assert [c.lost for c in found if c.method.name == "pretend"] == ["costs more than exact"] * 3
 
@@ -168,7 +168,7 @@ def test_nothing_dearer_than_exact_is_asked() -> None:
     ],
 )
 def test_every_loser_knows_why(tol: float | None, oracle: Oracle, lost: str) -> None:
-    found = judged(offers(Standard, Pretend, Stranger), tol, SURE, oracle, thrifty=False)
+    found = verdicts(offers(Standard, Pretend, Stranger), tol, SURE, oracle, thrifty=False)
     assert {c.lost for c in found if c.method.name == "pretend"} == {lost}
     assert [c.lost for c in found if c.method.name == "stranger"] == ["its target is strange attention"]
     assert winner(found) == 1000
@@ -176,17 +176,15 @@ def test_every_loser_knows_why(tol: float | None, oracle: Oracle, lost: str) -> 
 
 def test_a_statistical_promise_wins_where_it_is_accepted() -> None:
     both: frozenset[Kind] = frozenset({"deterministic", "statistical"})
-    assert winner(judged(offers(Standard, Pretend), 1e-2, both, Oracle(1e-3, "statistical"), thrifty=False)) == 20
+    assert winner(verdicts(offers(Standard, Pretend), 1e-2, both, Oracle(1e-3, "statistical"), thrifty=False)) == 20
 
 
 def test_a_plan_names_every_candidate_and_one_winner() -> None:
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind()
     made = avow.plan(q, k, v, tol=1e-2)
     sizes = Problem.of(q, k, v).sizes
-    every = [method for kind in avow.all_methods().values() for method in kind.settings(sizes)]
-    assert sorted(c.label for c in made.ranked) == sorted(
-        f"{m.name}({', '.join(f'{a}={b}' for a, b in m.parameters.items())})" for m in every
-    )
+    every = [method for kind in avow.all_methods().values() for method in kind.grid(sizes)]
+    assert sorted(c.method.label for c in made.ranked) == sorted(method.label for method in every)
     assert made.chosen is made.ranked[0] and not made.ranked[0].lost
     # Wider arithmetic could win too, at a higher price; everything else has a reason.
     assert all(c.lost or c.method.is_exact for c in made.ranked[1:])
@@ -201,7 +199,7 @@ def test_the_printed_plan_has_a_line_and_a_reason_for_each() -> None:
     assert header.split() == ["method", "seconds", "memory", "bound", "why"]
     assert len(lines) == len(made.ranked)
     for line, candidate in zip(lines, made.ranked, strict=True):
-        assert candidate.label in line
+        assert candidate.method.label in line
         assert candidate.lost == "" or line.endswith(candidate.lost)
     assert [line.startswith("→") for line in lines] == [candidate is made.chosen for candidate in made.ranked]
     assert [line.endswith("cheapest that meets it") for line in lines].count(True) == 1
@@ -219,13 +217,13 @@ def test_a_plan_for_a_longer_sequence_costs_more() -> None:
     q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
     near, far = avow.plan(q, k, v, tol=1e-2), avow.plan(q, k, v, tol=1e-2, keys=4096)
     assert far.exact_seconds > 10 * near.exact_seconds
-    assert {c.label for c in near.ranked} < {c.label for c in far.ranked}
+    assert {c.method.label for c in near.ranked} < {c.method.label for c in far.ranked}
 
 
 def test_one_query_is_priced_as_one_however_many_keys_are_asked_for() -> None:
     q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 64, 64))
     step = avow.plan(q, k, v, keys=4096)
     pass_over_all = avow.plan(k, k, v, keys=4096)
-    (one,) = [c for c in step.ranked if c.label == "exact(precision=native)"]
-    (all_of_them,) = [c for c in pass_over_all.ranked if c.label == "exact(precision=native)"]
+    (one,) = [c for c in step.ranked if c.method.label == "exact(precision=native)"]
+    (all_of_them,) = [c for c in pass_over_all.ranked if c.method.label == "exact(precision=native)"]
     assert all_of_them.cost.flops == 4096 * one.cost.flops

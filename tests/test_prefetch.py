@@ -23,6 +23,8 @@ from avow.training.distributed import Ranks
 from avow.training.loop import Replayed, Trainer
 from tests.helpers.runs import small
 
+pytestmark = pytest.mark.processes
+
 
 def small_batches(folder: Path, position: int) -> Batches:
     batches = Trainer(small(folder), folder / "run", Ranks(0, 1, torch.device("cpu"))).batches

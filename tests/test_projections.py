@@ -132,14 +132,19 @@ def test_independent_spans_too_close_for_their_type_are_refused() -> None:
             ShapeError,
             "(3, 1) and (4, 1) must have equally long columns; give (d, p)",
         ),
-        (torch.ones(3), torch.ones(3, 1), ShapeError, "project_out: A=(3,) must be a matrix; give two dimensions"),
+        (torch.ones(3), torch.ones(3, 1), ShapeError, "project_out: A=(3,) must be a matrix of at least one row"),
         (
             torch.ones(3, 1),
             torch.ones(3, 0),
             ShapeError,
-            "project_out: B=(3, 0) must have columns; give (d, 1) or wider",
+            "project_out: B=(3, 0) must be a matrix of at least one row and one column",
         ),
-        (torch.ones(3, 1), torch.full((3, 1), math.nan), NonFiniteError, "project_out: B=nan or inf must be finite"),
+        (
+            torch.ones(3, 1),
+            torch.full((3, 1), math.nan),
+            NonFiniteError,
+            "project_out: B[0]=[nan] holds a number that is",
+        ),
         (
             torch.ones(3, 1),
             torch.ones(3, 1).double(),

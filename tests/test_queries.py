@@ -271,14 +271,14 @@ def test_keys_are_the_callers_no_longer() -> None:
 
 GOOD = torch.eye(3)
 BAD: list[tuple[Any, tuple[Any, ...], type[AvowError], str]] = [
-    (copy_query, (torch.ones(3), 0, 0.1), ShapeError, "copy_query: keys=(3,) must be n keys of d numbers, (n, d), "),
-    (copy_query, (torch.ones(0, 3), 0, 0.1), ShapeError, "copy_query: keys=(0, 3) must be n keys of d numbers"),
-    (copy_query, (torch.ones(3, 3).int(), 0, 0.1), DtypeError, "copy_query: keys=torch.int32 must be floating point"),
+    (copy_query, (torch.ones(3), 0, 0.1), ShapeError, "copy_query: keys=(3,) must be a matrix of at least one row"),
+    (copy_query, (torch.ones(0, 3), 0, 0.1), ShapeError, "copy_query: keys=(0, 3) must be a matrix of at least"),
+    (copy_query, (torch.ones(3, 3).int(), 0, 0.1), DtypeError, "copy_query: keys=torch.int32 must be of a floating"),
     (
         average_query,
         (torch.tensor([[1.0, 2], [math.nan, 0]]), [0], 0.1),
         NonFiniteError,
-        "average_query: keys[1]=[nan, 0.0] holds a number that is nan or infinite; drop that key or replace it",
+        "average_query: keys[1]=[nan, 0.0] holds a number that is nan or infinite; drop that row or replace it",
     ),
     (mixture_query, (math.inf * GOOD.clamp(min=1), [1, 0, 0], 0.1), NonFiniteError, "mixture_query: keys[0]=[inf,"),
     (copy_query, (GOOD, 3, 0.1), ParameterError, "copy_query: target=3 must lie in 0..2, the rows of keys; count keys"),

@@ -111,7 +111,15 @@ def real(command: str) -> str:
     return str(Path(found) / command)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+# Pages whose commands start ranks and workers are tested with the other processes.
+STARTS_PROCESSES = {"ranks.md", "training.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.processes if page.name in STARTS_PROCESSES else ()) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_what_the_page_says_works(page: Path, tmp_path: Path) -> None:
     assert page.exists(), f"{page.name} is missing: the project has no such page yet"
     assert run_page(page, tmp_path) > 0 or page.parent.name == "docs", f"{page.name} shows nothing that can be run"

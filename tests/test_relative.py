@@ -441,7 +441,7 @@ def test_a_cache_reads_a_part_of_its_tokens_for_a_relative_tolerance() -> None:
 def test_a_cache_aims_again_where_answers_are_shorter_than_was_thought(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = flat(2048, 1)
     cache, aims = filled(k, v), []
-    honest = KeyValueCache._answer
+    honest = KeyValueCache._attend_within
 
     def counted(self: KeyValueCache, call: Any, aim: float) -> Attended:
         aims.append(aim)
@@ -451,7 +451,7 @@ def test_a_cache_aims_again_where_answers_are_shorter_than_was_thought(monkeypat
         # As if so bold an aim had left too much unread.
         return attended._replace(certificate=dataclasses.replace(attended.certificate, relative=math.inf))
 
-    monkeypatch.setattr(KeyValueCache, "_answer", counted)
+    monkeypatch.setattr(KeyValueCache, "_attend_within", counted)
     cache._shortness = 20.0  # longer than any value: an answer never is
     out, certificate = cache.attend(q, rtol=0.1, method="sparse")
     assert certificate.keeps(rtol=0.1) and bool((true_errors(out, q, k, v) <= 0.1).all())

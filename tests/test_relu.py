@@ -203,7 +203,7 @@ def test_a_rounded_slope_is_counted_on_an_interval() -> None:
     made = relu_linear(third, 0, (-6, 2), torch.float32)
     assert made.bound == pytest.approx(6 * abs(float(torch.tensor(1 / 3)) - 1 / 3), rel=1e-6)
     assert made.verify()
-    assert not dataclasses.replace(made, promised=made.bound / 2).verify()
+    assert not dataclasses.replace(made, eps=made.bound / 2).verify()
 
 
 def test_rounding_counts_against_the_square() -> None:

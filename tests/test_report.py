@@ -80,7 +80,7 @@ def test_a_slower_call_has_a_larger_ratio(monkeypatch: pytest.MonkeyPatch) -> No
         return call
 
     # A clock of its own: on a busy machine nothing takes as long as it should.
-    monkeypatch.setattr("avow.bench.clock.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("avow.core.timing.time", SimpleNamespace(perf_counter=lambda: now))
     slow = pace(taking(0.02), taking(0.002), CPU, 3)
     assert slow.ratio == pytest.approx(10) and slow.seconds == pytest.approx(0.02)
     assert pace(taking(0.002), taking(0.02), CPU, 3).ratio == pytest.approx(0.1)

@@ -31,6 +31,8 @@ from tests.helpers.processes import message, together
 from tests.helpers.runs import small
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.processes
+
 HOLD = """
 import sys
 from pathlib import Path

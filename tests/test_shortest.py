@@ -15,7 +15,7 @@ from torch import Tensor
 
 from avow.errors import InsideHull, OutOfReach, ToleranceUnreachable
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
-from avow.theory.constructions.query_search import impossible, least_length, pushed
+from avow.theory.constructions.query_search import impossible, least_length, shortest_push
 
 
 def one_hot(n: int, target: int) -> Tensor:
@@ -101,17 +101,17 @@ def test_a_length_that_the_dual_does_not_prove_is_not_believed() -> None:
 
 def test_the_program_is_solved_where_offsets_already_push_down() -> None:
     gaps, offsets = np.eye(2), np.array([-5.0, -6.0])
-    found = pushed(gaps, offsets, math.log(0.5))
-    assert found is not None
-    assert not found.z.any()
-    harder = pushed(gaps, offsets, -9.0)
+    easy = shortest_push(gaps, offsets, math.log(0.5))
+    assert easy is not None
+    assert not easy[0].any()
+    harder = shortest_push(gaps, offsets, -9.0)
     assert harder is not None
-    assert np.log(np.exp(gaps @ harder.z + offsets).sum()) == pytest.approx(-9.0, abs=1e-12)
+    assert np.log(np.exp(gaps @ harder[0] + offsets).sum()) == pytest.approx(-9.0, abs=1e-12)
 
 
 def test_a_program_without_a_solution_has_none() -> None:
-    assert pushed(np.array([[1.0], [-2.0]]), np.zeros(2), math.log(0.1)) is None
-    assert pushed(np.zeros((2, 3)), np.zeros(2), math.log(0.1)) is None
+    assert shortest_push(np.array([[1.0], [-2.0]]), np.zeros(2), math.log(0.1)) is None
+    assert shortest_push(np.zeros((2, 3)), np.zeros(2), math.log(0.1)) is None
 
 
 def test_a_target_inside_the_hull_is_refused_with_its_combination() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from avow.worker_pool import TimeLimitError, Worker, WorkerError, WorkerPool
 
+pytestmark = pytest.mark.processes
+
 ECHO = functools.partial(Worker, "tests.helpers.worker_handlers:echo", "message ")
 
 

@@ -279,7 +279,7 @@ def public(surface: ModuleType) -> Iterator[str]:
         thing = getattr(surface, name)
         own = getattr(thing, "__module__", "").startswith("avow.") and not name.startswith("_")
         error = isinstance(thing, type) and issubclass(thing, AvowError)
-        if own and callable(thing) and not error and name not in RECORDS | {"declared"}:
+        if own and callable(thing) and not error and name not in RECORDS | {"declared", "as_float"}:
             yield name
 
 

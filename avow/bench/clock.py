@@ -6,12 +6,13 @@ import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from avow.core.timing import timed
 
 Call = Callable[[], object]
 
@@ -38,16 +39,6 @@ def pace(call: Call, baseline: Call, device: torch.device, pairs: int) -> Pace:
         ratios.append(own / base)
         spent += base + own
     return Pace(statistics.median(times), statistics.median(ratios))
-
-
-def timed(call: Call, device: torch.device, calls: int = 1) -> float:
-    """The seconds of one call among so many in a row, the device's queue drained after the last."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / calls
 
 
 def peak_bytes(call: Call, device: torch.device) -> int:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.bench.clock import pace, peak_bytes, timed
+from avow.bench.clock import pace, peak_bytes
 from avow.bench.workloads import Workload
 from avow.calibration import rates
 from avow.core import Method, Sizes, named
 from avow.core.audit import audit_rows
+from avow.core.timing import timed
 from avow.errors import AvowError, ToleranceUnreachable
 from avow.methods import method_named
 from avow.nn import KeyValueCache
@@ -184,15 +185,15 @@ class Bench:
     pairs: int = 5
     patience: float = 20.0
 
-    def settings(self, name: str, sizes: Sizes) -> Iterator[Method]:
+    def grid(self, name: str, sizes: Sizes) -> Iterator[Method]:
         """The settings of one method to compare: its own choice, or the one that was given."""
-        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).settings(sizes)
+        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).grid(sizes)
 
     def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
         """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
         for name in self.methods:
-            for method in self.settings(name, sizes):
+            for method in self.grid(name, sizes):
                 tell(f"{workload.kind}: {method.label}")
                 rows.append(self._row(method, workload, sizes))
         steps = None

@@ -8,7 +8,7 @@ or before it, so every kind means the same under a causal mask, and a prefix of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,6 +147,26 @@ class Workload:
             return dataclasses.replace(self, q=q, causal=False, positions=None)
         return dataclasses.replace(self, q=q, positions=kept if queries < held else self.positions)
 
+    def some(self, queries: int) -> Workload:
+        """The same keys with so many of the queries, evenly taken."""
+        held = self.q.shape[-2]
+        if queries >= held:
+            return self
+        places = torch.arange(queries, device=self.q.device) * held // queries
+        positions = places if self.positions is None else self.positions[places]
+        return dataclasses.replace(self, q=self.q[..., places, :], positions=positions)
+
+    def head(self, number: int) -> Workload:
+        """One query head and the keys it sees, counted over the batch; one beyond the last is counted on.
+
+        Tensors are copies, so that whoever remembers one head does not hold them all.
+        """
+        batch, heads = self.q.shape[:2]
+        b, h = number // heads % batch, number % heads
+        group = h // (heads // self.k.shape[1])
+        q, k, v = (x[b : b + 1, i : i + 1].clone() for x, i in ((self.q, h), (self.k, group), (self.v, group)))
+        return dataclasses.replace(self, q=q, k=k, v=v)
+
     def to(self, device: str) -> Workload:
         positions = None if self.positions is None else self.positions.to(device)
         moved = {name: getattr(self, name).to(device) for name in ("q", "k", "v")}
@@ -186,9 +206,16 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     What is wrong with the file is told of `option`, where the caller had it from.
     """
     tensors, _ = file_io.load_tensors(Path(path), option)
+    return from_tensors(tensors, path, causal, option)
+
+
+def from_tensors(
+    tensors: Mapping[str, Tensor], path: str | Path, causal: bool = False, option: str = "input"
+) -> Workload:
+    """What `read` gives, of tensors that were read from there already."""
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
-        held = ", ".join(sorted(tensors)) or "nothing"
+        held = ", ".join(sorted(tensors))[:80] or "nothing"
         raise FileError(
             option, path, f"lacks {' and '.join(missing)} (it holds {held})", "save tensors named q, k and v"
         )

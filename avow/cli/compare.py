@@ -85,7 +85,7 @@ def compare(
     written = files(html, png=png)
     bench = Bench(names, fixed, seed, 1 if quick else 5, patience)
     lengths = [] if quick else _lengths(loads[0], drawn=input is None)
-    steps = sum(len(list(bench.settings(name, load.sizes))) for load in loads for name in names)
+    steps = sum(len(list(bench.grid(name, load.sizes))) for load in loads for name in names)
     steps += len(loads) * ("sparse" in names) + len(lengths) * len(names)
 
     def longest(load: Workload) -> Workload:

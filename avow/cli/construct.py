@@ -22,7 +22,10 @@ app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do wha
 
 Keys = Annotated[Path | None, typer.Option(help="A .safetensors file with a tensor named keys, one key a row.")]
 Orthonormal = Annotated[int | None, typer.Option(help="So many unit vectors as keys.")]
+Random = Annotated[int | None, typer.Option(help="So many keys of random direction and length 1.")]
+Dim = Annotated[int | None, typer.Option(help="Dimension of the keys; as many as there are keys by default.")]
 Eps = Annotated[float, typer.Option(help="The error that is promised.")]
+Save = Annotated[Path | None, typer.Option(help="Write the weights here, as .safetensors with the promise.")]
 Start = Annotated[str | None, typer.Option("--from", help="Where the interval begins.")]
 End = Annotated[str | None, typer.Option("--to", help="Where the interval ends.")]
 
@@ -31,13 +34,7 @@ _MOST = 4096
 
 
 def _given(
-    keys: Keys = None,
-    orthonormal: Orthonormal = None,
-    random: Annotated[int | None, typer.Option(help="So many keys of random direction and length 1.")] = None,
-    dim: Annotated[
-        int | None, typer.Option(help="Dimension of the keys; as many as there are keys, unless told.")
-    ] = None,
-    seed: Seed = 0,
+    keys: Keys = None, orthonormal: Orthonormal = None, random: Random = None, dim: Dim = None, seed: Seed = 0
 ) -> Tensor:
     return parsing.keys_from(keys, orthonormal, random, dim, seed)
 
@@ -48,14 +45,7 @@ def _type(
     return parsing.dtype_named(dtype)
 
 
-def _deliver(
-    make: Callable[[], Construction],
-    save: Annotated[
-        Path | None, typer.Option(help="Write the weights here, as .safetensors with the promise beside them.")
-    ] = None,
-    png: Png = None,
-    as_json: AsJson = False,
-) -> None:
+def _deliver(make: Callable[[], Construction], save: Save = None, png: Png = None, as_json: AsJson = False) -> None:
     """Make the weights, prove them, show and write them; a proof that fails leaves no file."""
     from avow import file_io
     from avow.report import charts
@@ -85,23 +75,20 @@ def _construction(make: Callable[..., Construction]) -> Callable[..., None]:
     `given` and `kind` are read for it, from the options of `_given` and `_type`; what it makes goes to `_deliver`.
     """
     own = dict(inspect.signature(make, eval_str=True).parameters)
-    read = {name: reader for name, reader in (("given", _given), ("kind", _type)) if own.pop(name, None)}
-    options = {
-        reader: dict(inspect.signature(reader, eval_str=True).parameters) for reader in (*read.values(), _deliver)
-    }
+    readers = {name: reader for name, reader in (("given", _given), ("kind", _type)) if own.pop(name, None)}
+    options = {each: dict(inspect.signature(each, eval_str=True).parameters) for each in (*readers.values(), _deliver)}
     del options[_deliver]["make"]
 
-    def command(**options_given: Any) -> None:
-        arguments = {name: options_given[name] for name in own}
-        for name, reader in read.items():
-            arguments[name] = reader(**{option: options_given[option] for option in options[reader]})
-        _deliver(lambda: make(**arguments), **{option: options_given[option] for option in options[_deliver]})
+    def command(**values: Any) -> None:
+        parts = {each: {name: values[name] for name in names} for each, names in options.items()}
+        arguments = {name: values[name] for name in own}
+        arguments |= {name: reader(**parts[reader]) for name, reader in readers.items()}
+        _deliver(lambda: make(**arguments), **parts[_deliver])
 
     shown: Any = command
-    shown.__name__, shown.__doc__ = make.__name__, make.__doc__
     parameters = [option for some in (own, *options.values()) for option in some.values()]
     shown.__signature__ = inspect.Signature([option.replace(kind=option.KEYWORD_ONLY) for option in parameters])
-    app.command(make.__name__.replace("_", "-"))(shown)
+    app.command(make.__name__.replace("_", "-"), help=inspect.getdoc(make))(shown)
     return command
 
 
@@ -111,9 +98,7 @@ def copy(
     kind: torch.dtype,
     target: Annotated[int, typer.Option(help="The key to copy from.")] = 0,
     eps: Eps = 0.01,
-    shortest: Annotated[
-        bool, typer.Option("--shortest", help="The shortest query there is, with a proof of it.")
-    ] = False,
+    shortest: Annotated[bool, typer.Option("--shortest", help="The shortest query there is, with a proof.")] = False,
 ) -> Construction:
     """A query that puts all but eps of the weight on one key."""
     return constructions.copy_query(given, target, eps, shortest, kind)
@@ -170,9 +155,7 @@ def route(
 def robust_heads(
     kind: torch.dtype,
     at_least: Annotated[float, typer.Option(help="The key may be scaled by anything from here on.")] = 0.5,
-    scales: Annotated[
-        str | None, typer.Option(help="It is scaled by one of these instead, each as likely: 1/2,3/2.")
-    ] = None,
+    scales: Annotated[str | None, typer.Option(help="By one of these instead, each as likely: 1/2,3/2.")] = None,
     gauss: Annotated[str | None, typer.Option(help="By a Gaussian with this mean and variance instead: 1,1/2.")] = None,
     away: Annotated[bool, typer.Option("--away", help="Push all other keys down: survives zero and below.")] = False,
     noisy: Annotated[int, typer.Option(help="The key that is scaled.")] = 0,
@@ -205,9 +188,7 @@ def robust_heads(
 @_construction
 def project_out(
     kind: torch.dtype,
-    input: Annotated[
-        Path | None, typer.Option(help="A .safetensors file with A and B: columns to keep and to remove.")
-    ] = None,
+    input: Annotated[Path | None, typer.Option(help="A .safetensors file: A has columns to keep, B to remove.")] = None,
     dim: Annotated[int, typer.Option(help="Without a file: dimension of random columns.")] = 8,
     kept: Annotated[int, typer.Option(help="Without a file: columns to keep.")] = 2,
     removed: Annotated[int, typer.Option(help="Without a file: columns to remove.")] = 3,
@@ -239,9 +220,8 @@ def relu_linear(
     interval = None
     if start is not None and end is not None:
         interval = parsing.fraction("from", start), parsing.fraction("to", end)
-    return constructions.relu_linear(
-        parsing.fraction("slope", slope), parsing.fraction("intercept", intercept), interval, kind
-    )
+    line = parsing.fraction("slope", slope), parsing.fraction("intercept", intercept)
+    return constructions.relu_linear(*line, interval, kind)
 
 
 @_construction

@@ -139,6 +139,6 @@ def _verdict(plan: Plan) -> str:
     if chosen is None:
         return f"nothing available proves {plan.goal}; the best bound is {plan.best_bound:.1e}"
     faster = plan.exact_seconds / chosen.seconds if chosen.seconds else 1.0
-    beside = f", {faster:.1f} times as fast as exact" if chosen.method.name != "exact" else ""
+    beside = f", {faster:.1f} times as fast as exact" if not chosen.method.is_exact else ""
     price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"
     return f"{chosen.method.label} would run: {price} predicted{beside}"

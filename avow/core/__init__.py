@@ -11,43 +11,28 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
     audit         sampled rows, recomputed in float64
     compose       certificates of parts make the certificate of the whole
     record        the certificates of a model's layers while it runs
+    timing        how long a call takes
     chart         figures and tables as data
 """
 
-from avow.core.certificate import Certificate, Cost, Kind, Promise, check_limits, weakest
-from avow.core.method import SOFTMAX, BoundEstimate, Computed, Method
-from avow.core.problem import (
-    DTYPES,
-    MaskKind,
-    Norms,
-    Problem,
-    Sizes,
-    check_dtype,
-    check_numbers,
-    check_tensor,
-    has_tangents,
-    named,
-)
-
-__all__ = [
-    "DTYPES",
-    "SOFTMAX",
-    "BoundEstimate",
-    "Certificate",
-    "Computed",
-    "Cost",
-    "Kind",
-    "MaskKind",
-    "Method",
-    "Norms",
-    "Problem",
-    "Promise",
-    "Sizes",
-    "check_dtype",
-    "check_limits",
-    "check_numbers",
-    "check_tensor",
-    "has_tangents",
-    "named",
-    "weakest",
-]
+from avow.core.certificate import Certificate as Certificate
+from avow.core.certificate import Cost as Cost
+from avow.core.certificate import Kind as Kind
+from avow.core.certificate import LazyCertificate as LazyCertificate
+from avow.core.certificate import Promise as Promise
+from avow.core.certificate import check_limits as check_limits
+from avow.core.certificate import weakest as weakest
+from avow.core.method import SOFTMAX as SOFTMAX
+from avow.core.method import BoundEstimate as BoundEstimate
+from avow.core.method import Computed as Computed
+from avow.core.method import Method as Method
+from avow.core.problem import DTYPES as DTYPES
+from avow.core.problem import MaskKind as MaskKind
+from avow.core.problem import Norms as Norms
+from avow.core.problem import Problem as Problem
+from avow.core.problem import Sizes as Sizes
+from avow.core.problem import check_dtype as check_dtype
+from avow.core.problem import check_numbers as check_numbers
+from avow.core.problem import check_tensor as check_tensor
+from avow.core.problem import has_tangents as has_tangents
+from avow.core.problem import named as named

@@ -77,12 +77,11 @@ def audit_rows(
         stream = random_stream(generator, "cpu")
         index = torch.randint(population, (needed,), generator=stream, device=stream.device).cpu()
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
-    heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
-    rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long, device="cpu")
-    errors = (
-        torch.cat([_errors(out, p, target, one) for one in heads], -1) if heads else torch.zeros(3, 0, device="cpu")
-    )
-    worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
+    index = index.sort().values  # rows of one head together
+    rows = torch.stack([index // (h * n), index // n % h, index % n], -1)
+    heads = rows.split((index // n).unique_consecutive(return_counts=True)[1].tolist()) if len(rows) else ()
+    errors = torch.cat([torch.zeros(3, 0, device="cpu"), *(_errors(out, p, target, one) for one in heads)], -1)
+    worst, own, _ = errors.amax(-1).tolist() if len(rows) else (0.0, 0.0, 0.0)
     everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
     certificate = Certificate(
         method=target.name,
@@ -100,12 +99,6 @@ def audit_rows(
     return Audit(certificate, rows, *errors)
 
 
-def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
-    """The sampled rows of each head together."""
-    heads = {(int(b), int(h)) for b, h, _ in rows.tolist()}
-    return [rows[(rows[:, 0] == b) & (rows[:, 1] == h)] for b, h in sorted(heads)]
-
-
 def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
     """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error.
 
@@ -113,7 +106,7 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     """
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
     given = widened(out[b, h, index])
-    if p.empty:  # The target is zero where there is nothing to attend to.
+    if p.empty:  # The target is zero if there is nothing to attend to.
         return torch.where((given == 0).all(-1), 0.0, math.inf).double().expand(3, -1).cpu()
     group = h // (p.q.shape[1] // p.k.shape[1])
     one = p.head(b, h, group)
@@ -131,7 +124,7 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     own_error = target.reference_error(some)
     own = (reference_error(some) if own_error is None else own_error)[0, 0]
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
-    # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
+    # The true answer is no shorter than the reference's less its own error, and zero if there is no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)
     absolute = (distance + off) * rounding.SAFETY
     length = (length_floors(truth) - off) / rounding.SAFETY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -20,7 +20,7 @@ Kind = Literal["deterministic", "statistical", "sampled", "none"]
 
 # The fields of a certificate that hold a number for each row.
 _ROWS = ("rows", "relative_rows")
-# What is printed where an answer may be as far off as it is long, or its length was not measured.
+# What is printed if an answer may be as far off as it is long, or its length was not measured.
 _UNPROVED = "relative to the answer nothing is proved"
 
 
@@ -66,7 +66,7 @@ class Certificate:
 
     `rows`, and `bound`, their maximum, are in units of the longest value that a row sees:
     :math:`\|out_i - o^*_i\|_2 / \max_j \|v_j\|_2`. `relative_rows`, and `relative`, are in units of the answer itself:
-    :math:`\|out_i - o^*_i\|_2 / \|o^*_i\|_2`; they are infinite where nothing of that kind is known.
+    :math:`\|out_i - o^*_i\|_2 / \|o^*_i\|_2`; they are infinite if nothing of that kind is known.
     """
 
     method: str
@@ -96,7 +96,7 @@ class Certificate:
         check_limits(tol, rtol)
         if self.kind == "none":
             return False
-        # The second is asked for only where it matters: it may still be on a device.
+        # The second is asked for only if it matters: it may still be on a device.
         return (tol is None or self.bound <= tol) and (rtol is None or self.relative <= rtol)
 
     def __eq__(self, other: object) -> bool:
@@ -142,7 +142,7 @@ class Certificate:
         return certificate
 
     def _fault(self) -> str:
-        """What no certificate says, in words; empty where nothing is wrong."""
+        """What no certificate says, in words; empty if nothing is wrong."""
         if self.kind not in get_args(Kind):
             return f"its kind is {self.kind!r}"
         words = (self.method, self.target, self.reason, *self.assumptions)
@@ -171,7 +171,10 @@ class Certificate:
             "sampled": share if min(self.coverage, self.confidence) < 1 else "every row is within",
             "none": "no promise:",
         }[self.kind]
-        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}, {self._units}"
+        # What the bound is relative to, and what is proved relative to the answer.
+        proved = f"{self.relative:.2e} relative to the answer" if math.isfinite(self.relative) else _UNPROVED
+        units = f"relative to the longest value ({proved})"
+        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}, {units}"
         lines = [f"{sentence} {what}", f"  method   {self.method}" + (f" ({settings})" if settings else "")]
         lines.append(f"  kind     {self.kind}, rounding {'included' if self.rounding else 'not included'}")
         if self.reason and self.kind != "none":
@@ -181,15 +184,51 @@ class Certificate:
             lines.append(f"  cost     {self.cost.flops:.3g} flops, {self.cost.peak_bytes / 2**20:.1f} MiB at the peak")
         return "\n".join(lines)
 
-    @property
-    def _units(self) -> str:
-        """What the bound is relative to, and what is proved relative to the answer."""
-        own = f"{self.relative:.2e} relative to the answer" if math.isfinite(self.relative) else _UNPROVED
-        return f"relative to the longest value ({own})"
+
+class LazyCertificate(Certificate):
+    """A certificate some of whose fields are computed at the first look at any of them.
+
+    Decoding hands out one for every layer and token, and few are read. What it rests on is captured when the answer is
+    given (norms and lengths, never tensors that others may write into), so a late look states the same bound.
+    """
+
+    @staticmethod
+    def of(later: Callable[[], dict[str, Any]], **known: Any) -> LazyCertificate:
+        """The certificate with the fields `known` now; `later` gives the others, once."""
+        certificate = LazyCertificate.__new__(LazyCertificate)
+        certificate.__dict__.update(known, _later=later)
+        return certificate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are complete certificates."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Certificate)}
+        return object.__new__, (Certificate,), fields
+
+
+class _LateField:
+    """A field that is not computed yet; once it is, the certificate's own entry hides this one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, certificate: Any, owner: type) -> Any:
+        if certificate is None:
+            return self
+        fields = certificate.__dict__
+        # Two threads may look at once: then both complete it, to the same.
+        if (later := fields.get("_later")) is not None:
+            known = {name: value for name, value in fields.items() if name != "_later"}
+            fields.update(vars(Certificate(**(later() | known))))
+            fields.pop("_later", None)
+        return fields[self._name]
+
+
+for _field in dataclasses.fields(Certificate):
+    setattr(LazyCertificate, _field.name, _LateField(_field.name))
 
 
 def check_limits(tol: object, rtol: object) -> None:
-    """Raise where neither says how far an answer may be off."""
+    """Raise if neither says how far an answer may be off."""
     if tol is None and rtol is None:
         raise ParameterError("tol, rtol", "None, None", "must not both be left out", "try tol=1e-2 or rtol=1e-2")
     for name, value in (("tol", tol), ("rtol", rtol)):

@@ -7,7 +7,7 @@ true answer is then no shorter than :math:`\|out_i\| - b_i`, and the error relat
 
 if that is positive; otherwise nothing is known. Lengths of answers are rounded down and all else up.
 
-The other way round, a row whose answer is about r times as long as its longest value keeps `rtol` where its bound is at
+The other way round, a row whose answer is about r times as long as its longest value keeps `rtol` if its bound is at
 most :math:`r \cdot rtol / (1 + rtol)`: what a method is to aim at.
 """
 
@@ -27,7 +27,7 @@ from avow.numerics.norms import at_least, length_floors, lengths
 
 # Less than SAFETY adds to any bound.
 _NOTHING = 1e-22
-# Under a mask the longest value of all stands for each row's own where no value is this much shorter.
+# Under a mask the longest value of all stands for each row's own if no value is this much shorter.
 _ALIKE = 8.0
 
 
@@ -48,22 +48,10 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
             promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, _trivial(p, computed.out)))
             own = relative_rows(p, computed.out, promise.rows)
         bound, relative = _largest(promise.rows, own)
-    shaped, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
-    return Certificate(
-        method=method.name,
-        parameters=method.parameters,
-        target=method.target,
-        kind=promise.kind,
-        bound=bound,
-        rows=shaped,
-        confidence=promise.confidence,
-        coverage=promise.coverage,
-        assumptions=promise.assumptions,
-        reason=promise.reason,
-        cost=method.cost(p.sizes),
-        relative=relative,
-        relative_rows=own,
-    )
+    rows, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
+    bounds = {"bound": bound, "rows": rows, "relative": relative, "relative_rows": own}
+    identity = {"method": method.name, "parameters": method.parameters, "target": method.target}
+    return Certificate(**(vars(promise) | identity | bounds), cost=method.cost(p.sizes))
 
 
 def _largest(*rows: Tensor) -> list[float]:
@@ -147,7 +135,7 @@ def aimed_bound(ratio: float, rtol: float) -> float:
 
 
 def proved_ratio(certificate: Certificate) -> float:
-    """At most how long any true answer is beside the longest value of its row; 0 where nothing of that is proved."""
+    """At most how long any true answer is beside the longest value of its row; 0 if nothing of that is proved."""
     some = certificate.rows > 0
     ratios = torch.where(some, certificate.rows / certificate.relative_rows.clamp(min=1e-300), 1.0)
     return float(ratios.amin()) if ratios.numel() else 1.0
@@ -156,7 +144,7 @@ def proved_ratio(certificate: Certificate) -> float:
 def shortest_ratio(p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
     """About how long the shortest answer is beside the longest value of its row; rows that see no value do not count.
 
-    It is proved where errors are small beside the answers. Where they are not, a quarter of what was given is a guess.
+    It is proved if errors are small beside the answers. If they are not, a quarter of what was given is a guess.
     """
     longest, floors = longest_values(p).expand(rows.shape), length_floors(out.detach())
     left = torch.maximum(floors - absolute_errors(rows, longest), floors / 4)

@@ -5,7 +5,7 @@ Constructions and claims make these; files, pages and terminals draw them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,15 +25,17 @@ class Chart:
     def plain(self) -> dict[str, Any]:
         """The chart as JSON has it."""
         series = {name: [list(map(float, xs)), list(map(float, ys))] for name, (xs, ys) in self.series.items()}
-        return {
-            "title": self.title,
-            "x": self.x,
-            "y": self.y,
-            "series": series,
-            "log_x": self.log_x,
-            "log_y": self.log_y,
-            "marks": self.marks,
-        }
+        return vars(self) | {"series": series}
+
+
+Function = Callable[[float], float]
+
+
+def curves(
+    title: str, x: str, y: str, xs: Sequence[float], functions: Mapping[str, Function], log_x: bool = False
+) -> Chart:
+    """Functions of one number, drawn at the same points."""
+    return Chart(title, x, y, {name: (xs, [f(at) for at in xs]) for name, f in functions.items()}, log_x)
 
 
 @dataclass(frozen=True)

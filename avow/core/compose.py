@@ -61,6 +61,8 @@ _LARGEST = 1e300
 # Weights below float64's smallest number vanish, and so do products below it: at most e^32 of either is lost.
 _LOST = 1e-290
 
+_OF_SHARES = "speaks of a share of the rows and not of any one"
+
 
 def compose(parts: Sequence[Certificate], dim: int) -> Certificate:
     """The certificate of answers concatenated along an axis of their rows: as strong as the weakest part.
@@ -107,8 +109,7 @@ def select(certificate: Certificate, index: Tensor | Sequence[int], dim: int) ->
     places = torch.as_tensor(index, dtype=torch.long, device=certificate.rows.device)
     rows, own = (x.index_select(dim, places) for x in (certificate.rows, certificate.relative_rows))
     if certificate.kind == "sampled" and certificate.coverage < 1 and rows.numel() < certificate.rows.numel():
-        rule = "speaks of a share of the rows and not of any one"
-        raise InputError("kind of certificate", "sampled", rule, "audit the answer's part instead")
+        raise InputError("kind of certificate", "sampled", _OF_SHARES, "audit the answer's part instead")
     bound, relative = (float(x.amax()) if x.numel() else 0.0 for x in (rows, own))
     return dataclasses.replace(certificate, rows=rows, bound=bound, relative=relative, relative_rows=own)
 
@@ -142,11 +143,15 @@ class Partial:
     ) -> Partial:
         """What one shard reports.
 
-        `lse` is the logarithm of the sum of exponentials of the logits a row sees, −inf where it sees none, right to
+        `lse` is the logarithm of the sum of exponentials of the logits a row sees, −inf if it sees none, right to
         `lse_error`; `longest` is at least the largest norm of the values a row sees, and at most 1 + `slack` of it.
         A statistical `certificate` speaks of the bound and of `lse_error` at once.
         """
-        _check_words(certificate)
+        if certificate.target != SOFTMAX:
+            rule = "is not a mixture of the shards' answers"
+            raise InputError("target of certificate", certificate.target, rule, f"merge shards of {SOFTMAX}")
+        if certificate.kind == "sampled":
+            raise InputError("kind of certificate", "sampled", _OF_SHARES, "audit the merged answer instead")
         stray = torch.as_tensor(lse_error, dtype=torch.float64, device=out.device).expand(lse.shape)
         _check_numbers(out.detach(), lse.detach(), stray, longest, certificate.rows, slack)
         seen = lse > -math.inf
@@ -163,25 +168,17 @@ class Partial:
             known = stray.clamp(max=_UNKNOWN)
             ratio, floor = torch.expm1(known), torch.where(seen, torch.exp(-known), 0.0)
             means = torch.stack([error, size, ratio, ratio * size, floor])
-        none = torch.zeros_like(size)
+        none, no_rows = torch.zeros_like(size), torch.zeros(0, dtype=torch.float64, device="cpu")
         # Its bounds live on in the means; what travels further is what it says beside them.
-        none_of_them = torch.zeros(0, dtype=torch.float64, device="cpu")
-        words = dataclasses.replace(certificate, rows=none_of_them, relative=math.inf, relative_rows=none_of_them)
+        words = dataclasses.replace(certificate, rows=no_rows, relative=math.inf, relative_rows=no_rows)
         return Partial(wide, lse.double(), size, means, none, stray, none, slack, words)
 
     @staticmethod
     def nothing(shape: Sequence[int], device: torch.device | str | None = None) -> Partial:
         """What no key answers to rows of that shape (…, e): it changes nothing it is merged with."""
-        none = torch.zeros(*shape[:-1], dtype=torch.float64, device=device)
-        return Partial(
-            torch.zeros(*shape, dtype=torch.float64, device=device),
-            torch.full_like(none, -math.inf),
-            none,
-            torch.zeros(5, *shape[:-1], dtype=torch.float64, device=device),
-            none,
-            none,
-            none,
-        )
+        out = torch.zeros(*shape, dtype=torch.float64, device=device)
+        none, means = out.new_zeros(shape[:-1]), out.new_zeros(5, *shape[:-1])
+        return Partial(out, torch.full_like(none, -math.inf), none, means, none, none, none)
 
     def answer(self, dtype: torch.dtype = torch.float64) -> tuple[Float[Tensor, "*rows e"], Certificate]:
         """The answer in a type, rounded to it once, and its certificate."""
@@ -207,9 +204,8 @@ class Partial:
         absolute = (apart + moved) * rounding.SAFETY
         unit = at_least(self.longest, self.slack, self.out.shape[-1])
         beyond = torch.where(absolute > 0, math.inf, 0.0)
-        return torch.where(unit > 0, absolute / unit * rounding.SAFETY, beyond), relative_errors(
-            absolute, length_floors(out)
-        )
+        rows = torch.where(unit > 0, absolute / unit * rounding.SAFETY, beyond)
+        return rows, relative_errors(absolute, length_floors(out))
 
 
 def merge(a: Partial, b: Partial) -> Partial:
@@ -268,15 +264,6 @@ def _united(a: str, b: str, separator: str) -> str:
     return separator.join(sorted({*a.split(separator), *b.split(separator)} - {""}))
 
 
-def _check_words(certificate: Certificate) -> None:
-    if certificate.target != SOFTMAX:
-        rule = "is not a mixture of the shards' answers"
-        raise InputError("target of certificate", certificate.target, rule, f"merge shards of {SOFTMAX}")
-    if certificate.kind == "sampled":
-        rule = "speaks of a share of the rows and not of any one"
-        raise InputError("kind of certificate", "sampled", rule, "audit the merged answer instead")
-
-
 def _check_numbers(out: Tensor, lse: Tensor, stray: Tensor, longest: Tensor, rows: Tensor, slack: float) -> None:
     for name, x in (("lse", lse), ("longest", longest), ("rows of certificate", rows)):
         if x.shape != out.shape[:-1]:
@@ -285,9 +272,8 @@ def _check_numbers(out: Tensor, lse: Tensor, stray: Tensor, longest: Tensor, row
     seen = lse != -math.inf
     finite = torch.isfinite(lse) | ~seen
     if not bool(finite.all()):
-        raise NonFiniteError(
-            "lse", float(lse[~finite][0]), "must be finite, or -inf for no key", "remove NaN and +inf from q and k"
-        )
+        rule = "must be finite, or -inf for no key"
+        raise NonFiniteError("lse", float(lse[~finite][0]), rule, "remove NaN and +inf from q and k")
     if not bool(torch.isfinite(out[seen]).all()):
         raise NonFiniteError("out", "nan or inf", "must be finite where a key is seen", "remove NaN and inf from v")
     for name, x in (("lse_error", stray), ("longest", longest), ("rows of certificate", rows)):
@@ -296,9 +282,7 @@ def _check_numbers(out: Tensor, lse: Tensor, stray: Tensor, longest: Tensor, row
             rule = "must be a number, zero or more"
             raise InputError(name, float(x[wrong][0]), rule, "report bounds of what was computed")
     for name, x in (("out", out[seen].abs()), ("longest", longest[seen])):
-        if x.numel() and float(x.amax()) > _LARGEST:
-            raise RangeError(
-                f"largest {name}", f"{float(x.amax()):.3g}", f"must be at most {_LARGEST:g}", "scale v down"
-            )
+        if x.numel() and (most := float(x.amax())) > _LARGEST:
+            raise RangeError(f"largest {name}", f"{most:.3g}", f"must be at most {_LARGEST:g}", "scale v down")
     if not 0 <= slack < 1:
         raise InputError("slack", slack, "must be at least 0 and below 1", "use the slack of the norms you took")

@@ -87,17 +87,41 @@ class Method(ABC):
     def tune(
         cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float
     ) -> Mapping[str, Any]:
-        """The parameters, and those that a tolerance decides where they were not given; most methods have none."""
+        """The parameters, and those that a tolerance decides if they were not given; most methods have none."""
         return parameters
 
     def check(self, sizes: Sizes) -> None:
         """Raise when these parameters do not fit these sizes."""
 
     def state_features(self, dim: int) -> int | None:
-        """How many features per head the state has which stands for all keys so far; None without such a state.
+        """How many features per head the running state has that stands for all keys so far; None without such a state.
 
         The state's size is that times the value dimension, however many keys there were. A method that has one can
-        decode token by token and combine the states of shards.
+        decode token by token, by `initial_state`, `step` and `read_on`, and combine the states of shards.
+        """
+        return None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a running state."""
+        return self.state_features(1) is not None
+
+    def initial_state(self, problem: Problem, sample: Tensor | None = None) -> Any:
+        """The running state before any key, for problems like this one, under what `draw` gave if that is known."""
+        raise NotImplementedError(f"{self.name} has no running state")
+
+    def read_on(self, problem: Problem, state: Any) -> tuple[Float[Tensor, "b h n e"], Any]:
+        """The answers to queries whose keys follow those of the state, and the state after them."""
+        raise NotImplementedError(f"{self.name} has no running state")
+
+    def step(self, problem: Problem, state: Any) -> Float[Tensor, "b h 1 e"] | None:
+        """The same for one more token, which the state takes in, in place; None if no kernel does that."""
+        return None
+
+    def draw(self, dim: int, generator: torch.Generator | None, device: torch.device) -> Tensor | None:
+        """All that is drawn at random for heads of so many dimensions, if that does not depend on q, k and v.
+
+        A module draws it once and passes it to `initial_state`. None: nothing, or draws depend on the inputs.
         """
         return None
 
@@ -108,7 +132,7 @@ class Method(ABC):
 
     @abstractmethod
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        """The answer. All chance in it is `generator`'s, or that of torch's own generator where none is given.
+        """The answer. All chance in it is `generator`'s, or that of torch's own generator if none is given.
 
         Nothing else draws from torch's own, so that a seed set by the caller is the caller's: what is drawn to measure
         or to guess comes from generators with a seed of their own.
@@ -132,8 +156,8 @@ class Method(ABC):
 
     @classmethod
     @abstractmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
-        """Settings worth comparing at these sizes, cheapest first."""
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
+        """The parameter values worth comparing at these sizes, cheapest first."""
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing."""

@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def linear_key_heads(self) -> int:
-        """Key heads a linear method sums over: all query heads where they mask a shared key differently."""
+        """Key heads a linear method sums over: all query heads if they mask a shared key differently."""
         return self.heads if self.own_masks else self.key_heads
 
     @declared()
@@ -141,22 +141,9 @@ class Problem:
     def sizes(self) -> Sizes:
         b, h, n, d = self.q.shape
         g, s, e = self.v.shape[1:]
-        present = [x for x in (self.allowed, self.bias) if x is not None]
-        return Sizes(
-            b,
-            h,
-            g,
-            n,
-            s,
-            d,
-            e,
-            self.q.dtype,
-            self.q.device.type,
-            self.causal,
-            self.mask_kind,
-            biased=self.bias is not None,
-            own_masks=h != g and any(x.shape[1] != 1 for x in present),
-        )
+        own_masks = h != g and any(x.shape[1] != 1 for x in (self.allowed, self.bias) if x is not None)
+        kind, device, biased = self.q.dtype, self.q.device.type, self.bias is not None
+        return Sizes(b, h, g, n, s, d, e, kind, device, self.causal, self.mask_kind, biased, own_masks)
 
     @property
     def empty(self) -> bool:
@@ -179,7 +166,7 @@ class Problem:
         return self.known_norms
 
     def measured(self) -> Problem:
-        """This problem, its norms measured by now: where numbers are bad, this raises."""
+        """This problem, its norms measured by now; raises if numbers are bad."""
         assert self.norms is not None
         return self
 
@@ -195,39 +182,20 @@ class Problem:
         detached = dataclasses.replace(self, **{name: x.detach() for name, x in parts.items() if x is not None})
         return detached.with_norms(self.known_norms)
 
-    def to(self, dtype: torch.dtype) -> Problem:
-        """The same problem with q, k, v and bias in another type."""
-        bias = None if self.bias is None else self.bias.to(dtype)
-        q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
-        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias)
-
     def head(self, batch: int, head: int, key_head: int) -> Problem:
         """The problem of one head, every axis kept."""
-        pick, own = (slice(batch, batch + 1), slice(head, head + 1)), slice(key_head, key_head + 1)
-
-        def of(x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
-            return x[pick[0] if x.shape[0] > 1 else slice(None), pick[1] if x.shape[1] > 1 else slice(None)]
-
-        return dataclasses.replace(
-            self,
-            q=self.q[pick],
-            k=self.k[pick[0], own],
-            v=self.v[pick[0], own],
-            allowed=of(self.allowed),
-            bias=of(self.bias),
-            leading=(1, 1),
-        )
+        at, key = ((slice(batch, batch + 1), slice(i, i + 1)) for i in (head, key_head))
+        full = self.q.shape[:2]
+        allowed, bias = (None if x is None else x.expand(*full, *x.shape[2:])[at] for x in (self.allowed, self.bias))
+        q, k, v = self.q[at], self.k[key], self.v[key]
+        return dataclasses.replace(self, q=q, k=k, v=v, allowed=allowed, bias=bias, leading=(1, 1))
 
     def rows(self, index: Tensor) -> Problem:
         """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask."""
         n, s = self.q.shape[-2], self.k.shape[-2]
-        allowed, bias = self.allowed, self.bias
-        if allowed is not None and allowed.shape[-2] == n and n > 1:
-            allowed = allowed[..., index, :]
-        if bias is not None and bias.shape[-2] == n and n > 1:
-            bias = bias[..., index, :]
+        allowed, bias = (
+            x[..., index, :] if x is not None and x.shape[-2] == n and n > 1 else x for x in (self.allowed, self.bias)
+        )
         if self.causal:
             past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
             allowed = past[None, None] if allowed is None else allowed & past
@@ -290,9 +258,8 @@ def _split_mask(
     if mask.device != q.device:
         raise DtypeError("mask.device", mask.device, f"must equal q.device={q.device}", "use mask.to(q.device)")
     if mask.dtype != torch.bool and mask.dtype not in DTYPES:
-        raise DtypeError(
-            "mask.dtype", mask.dtype, "must be bool or a float type", "use mask.bool(): True means visible"
-        )
+        remedy = "use mask.bool(): True means visible"
+        raise DtypeError("mask.dtype", mask.dtype, "must be bool or a float type", remedy)
     mask = mask.reshape((1,) * (len(full) - mask.ndim) + tuple(mask.shape))
     if len(full) > 4:
         mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
@@ -335,13 +302,13 @@ def named(dtype: torch.dtype) -> str:
 
 
 def check_dtype(name: str, dtype: torch.dtype, remedy: str) -> None:
-    """Raise where nothing can be computed in a type."""
+    """Raise if nothing can be computed in a type."""
     if dtype not in DTYPES:
         raise DtypeError(name, dtype, f"must be one of {', '.join(map(named, DTYPES))}", remedy)
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Raise where something is not a plain tensor: dense, of one shape, and not mapped over."""
+    """Raise if something is not a plain tensor: dense, of one shape, and not mapped over."""
     if not isinstance(x, Tensor):
         raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
     if x.is_nested:
@@ -357,7 +324,7 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_numbers(name: str, x: Tensor) -> None:
-    """Raise where a tensor has sizes and no numbers, of which alone no bound can be told."""
+    """Raise if a tensor has sizes and no numbers, of which alone no bound can be told."""
     if x.is_meta or (not torch.compiler.is_compiling() and isinstance(x, FakeTensor)):
         kind = "on the meta device" if x.is_meta else "a FakeTensor"
         remedy = "pass a tensor with numbers; for prices alone use Problem.of(q, k, v).sizes and a method's cost"

@@ -48,7 +48,7 @@ class Record(list[Recorded]):
     def bound(self) -> float:
         """The largest bound of any layer, relative to the longest value: no answer was further off than that.
 
-        It is infinite where none was recorded.
+        It is infinite if none was recorded.
         """
         return max((entry.certificate.bound for entry in self), default=math.inf)
 
@@ -68,7 +68,7 @@ class Record(list[Recorded]):
     def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
         """Whether every answer of every layer is promised to be within `tol`, and relative to itself within `rtol`.
 
-        Nothing is where none was recorded.
+        Nothing is if none was recorded.
         """
         check_limits(tol, rtol)
         seen = len(self) > 0 and self.unattributed == 0
@@ -76,9 +76,8 @@ class Record(list[Recorded]):
 
     def to_json(self) -> str:
         """Each layer's certificates as JSON, without the bounds of single rows."""
-        return json.dumps(
-            {layer: [json.loads(x.to_json(rows=False)) for x in given] for layer, given in self.layers.items()}
-        )
+        layers = self.layers.items()
+        return json.dumps({layer: [json.loads(x.to_json(rows=False)) for x in given] for layer, given in layers})
 
     def __str__(self) -> str:
         layers = self.layers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -47,34 +48,33 @@ class Requirement(NamedTuple):
 
     @property
     def stated(self) -> float:
-        """The confidence promises are stated at, also where certainty was asked for."""
+        """The confidence promises are stated at, also if certainty was asked for."""
         return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
 
 
 def checked_requirement(
     tol: object, confidence: object = None, coverage: object = None, rtol: object = None
 ) -> Requirement:
-    """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
-    tolerance, relative = (
-        _number(
-            name,
-            value,
-            0 <= as_float(value) < math.inf,
-            "must be a number of at least 0",
-            f"try {name}=1e-2, or leave it out for exact",
-        )
-        for name, value in (("tol", tol), ("rtol", rtol))
-    )
-    sure = _number(
-        "confidence", confidence, 0 < as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
-    )
-    rule = "must lie strictly between 0 and 1"
-    covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
-    return Requirement(tolerance, 1.0 if sure is None else sure, covered, relative)
+    """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 if none was given."""
+    exact = "must be a number of at least 0", "try {name}=1e-2, or leave it out for exact"
+    rules: dict[str, tuple[object, Callable[[float], bool], str, str]] = {
+        "tol": (tol, lambda x: 0 <= x < math.inf, *exact),
+        "confidence": (confidence, lambda x: 0 < x <= 1, "must be above 0 and at most 1", "try {name}=0.99"),
+        "coverage": (coverage, lambda x: 0 < x < 1, "must lie strictly between 0 and 1", "try {name}=0.99"),
+        "rtol": (rtol, lambda x: 0 <= x < math.inf, *exact),
+    }
+    numbers: dict[str, float] = {}
+    for name, (value, holds, rule, remedy) in rules.items():
+        if value is not None:
+            numbers[name] = as_float(value)
+            if not holds(numbers[name]):
+                raise ParameterError(name, value, rule, remedy.format(name=name))
+    sure = numbers.get("confidence", 1.0)
+    return Requirement(numbers.get("tol"), sure, numbers.get("coverage"), numbers.get("rtol"))
 
 
 def check_generator(generator: object) -> None:
-    """Raise where chance could not come from it."""
+    """Raise if chance could not come from it."""
     if generator is not None and not isinstance(generator, torch.Generator):
         rule = "must be a torch.Generator"
         raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
@@ -98,11 +98,3 @@ def random_stream(generator: torch.Generator | None, device: torch.device | str)
     stream = RandomStream(home)
     stream.manual_seed(int.from_bytes(digest, "little") >> 1)
     return stream
-
-
-def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:
-    if value is None:
-        return None
-    if not fits:
-        raise ParameterError(name, value, rule, remedy)
-    return as_float(value)

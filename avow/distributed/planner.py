@@ -58,7 +58,7 @@ def choose(
     accepted: frozenset[Kind] = frozenset(("deterministic", "statistical") if confidence < 1 else ("deterministic",))
 
     def plan(estimate: Callable[[Method], BoundEstimate]) -> tuple[list[Method], str]:
-        judged = planner.judged(offers, tol, accepted, estimator=estimate, thrifty=True)
+        judged = planner.verdicts(offers, tol, accepted, estimator=estimate, thrifty=True)
         ranked = Plan(tuple(planner.cheapest(judged)), tol, "")
         return [candidate.method for candidate in ranked.ranked if not candidate.lost], ranked.why_exact
 
@@ -82,7 +82,7 @@ def candidates(
     """The methods with a form over shards, priced for so many ranks, cheapest first."""
     methods: list[Method] = [Exact()]
     if not shared_queries:
-        methods += [*LowRank.settings(sizes), *RandomFeatures.settings(sizes)]
+        methods += [*LowRank.grid(sizes), *RandomFeatures.grid(sizes)]
     elif not sizes.causal:
         methods.append(Sparse(**Sparse.tune({}, sizes, tol, confidence)))
     priced = []

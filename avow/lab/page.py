@@ -7,12 +7,16 @@ import importlib
 import json
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypedDict, Unpack
+
+import jinja2
 
 from avow.errors import AvowError, ParameterError
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
+from avow.report import formatting
 
 PACKAGE = "avow.lab.pages"
 
@@ -30,37 +34,65 @@ def fact(label: str, value: str, about: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "about": about}
 
 
-def judgement(tone: str, word: str, says: str, steps: list[str]) -> Answer:
+def judgement(tone: str, word: str, says: str, steps: Sequence[str] = ()) -> Answer:
     """The entry `verdict` of an answer."""
-    return {"tone": tone, "word": word, "says": says, "steps": steps}
+    return {"tone": tone, "word": word, "says": says, "steps": list(steps)}
+
+
+class Words:
+    """What a page says: macros of a file of `avow/lab/templates`, called with the values they speak of."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def say(self, macro: str, *values: Any, **more: Any) -> str:
+        """A sentence, on one line."""
+        return " ".join(self.html(macro, *values, **more).split())
+
+    def facts(self, macro: str, *values: Any, **more: Any) -> list[dict[str, str]]:
+        """Numbers beside the picture: a line each, as label | value or label | value | about."""
+        lines = (line.strip() for line in self.html(macro, *values, **more).splitlines())
+        return [fact(*line.split(" | ", 2)) for line in lines if line]
+
+    def html(self, macro: str, *values: Any, **more: Any) -> str:
+        """What the macro writes; what it is given is escaped if its file is HTML."""
+        return str(getattr(_texts().get_template(self._file).module, macro)(*values, **more))
+
+
+@functools.cache
+def _texts() -> jinja2.Environment:
+    texts = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(("html",), default=False),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    texts.filters |= {"as": format, "between": formatting.between, "ratio": formatting.ratio}
+    texts.filters |= {"count": formatting.count, "listed": formatting.listed, "seconds": formatting.seconds}
+    return texts
+
+
+class Form(TypedDict, total=False):
+    """What a control may say besides its label and its bounds."""
+
+    step: float
+    about: str
+    log: bool  # the slider moves in factors
+    when: Mapping[str, tuple[str, ...]]  # other inputs, and the choices of theirs for which this one is shown
+    below: str  # another input: the slider ends before it, as the last of n things does
+    quiet: bool  # set by presets and the address alone
 
 
 def control(
-    default: Any,
-    label: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    step: float | None = None,
-    log: bool = False,
-    about: str = "",
-    when: Mapping[str, tuple[str, ...]] | None = None,
-    longest: int | None = None,
-    below: str = "",
-    quiet: bool = False,
+    default: Any, label: str, ends: tuple[float, float] | None = None, longest: int | None = None, **form: Unpack[Form]
 ) -> Any:
     """One input with its rule and its words: the check, the control on the page and the address share them.
 
-    `when` names other inputs and the choices of theirs for which this one is shown. A default of None leaves the value
-    to the page, which says under `shown` what it took. `log` lets the slider move in factors; one that is `below`
-    another ends before it, as the last of n things does. A `quiet` one is set by presets and the address alone.
+    A number lies between its `ends`, a text has at most `longest` characters. A default of None leaves the value to the
+    page, which says under `shown` what it took.
     """
-    rule = anything()
-    if low is not None and high is not None:
-        rule = from_to(low, high)
-    elif longest is not None:
-        rule = at_most_characters(longest)
-    form = {"step": step, "log": log, "about": about, "when": when, "below": below, "quiet": quiet}
+    rule = from_to(*ends) if ends else at_most_characters(longest) if longest else anything()
     return field(default=default, metadata={"rule": rule, "help": label, "form": form})
 
 
@@ -79,9 +111,9 @@ class Inputs:
         if not isinstance(given, dict):
             raise ParameterError("body", repr(given), "must be a JSON object", "send one such as {}")
         check_parameters("", cls, given)
-        kinds = {parameter.name: parameter.type for parameter in cls.declared()}
+        numbers = {one.name for one in cls.declared() if one.type is float}
         # A whole number is a number too.
-        return cls(**{n: float(x) if kinds[n] is float and x is not None else x for n, x in given.items()})
+        return cls(**{n: float(x) if n in numbers and x is not None else x for n, x in given.items()})
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
@@ -90,10 +122,10 @@ class Inputs:
         return {"type": "object", "title": cls.__name__, "properties": properties, "additionalProperties": False}
 
     @classmethod
-    def controls(cls) -> list[dict[str, Any]]:
-        """What the template needs of each control, in the order of declaration."""
+    def controls(cls) -> dict[str, dict[str, Any]]:
+        """What the template needs of each control, by name, in the order of declaration."""
         forms = {one.name: one.metadata["form"] for one in fields(cls) if "form" in one.metadata}
-        return [_control(one, forms[one.name]) for one in cls.declared() if one.name in forms]
+        return {one.name: _control(one, forms[one.name]) for one in cls.declared() if one.name in forms}
 
 
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -111,12 +143,12 @@ def _schema(parameter: Parameter) -> dict[str, Any]:
     return spec
 
 
-def _control(parameter: Parameter, form: dict[str, Any]) -> dict[str, Any]:
+def _control(parameter: Parameter, form: Form) -> dict[str, Any]:
     rule = parameter.rule
     kind = "choice" if rule.choices else {bool: "switch", str: "text"}.get(parameter.type, "number")
-    step = form["step"] or (1 if parameter.type is int else (rule.high - rule.low) / 200)
+    step = form.get("step") or (1 if parameter.type is int else (rule.high - rule.low) / 200)
     about = {"name": parameter.name, "kind": kind, "label": parameter.help, "default": parameter.default}
-    return form | about | {"choices": rule.choices, "low": rule.low, "high": rule.high, "step": step}
+    return {**form, **about, "choices": rule.choices, "low": rule.low, "high": rule.high, "step": step}
 
 
 @dataclass(frozen=True)
@@ -159,12 +191,16 @@ MISTAKE = b'{"error": '
 _SHOWN = 200
 
 
+class Unforeseen(AvowError):
+    """An error that no page raises on purpose."""
+
+
 def plain(value: Any) -> Any:
     """Numbers, words, lists and tables as JSON can hold them; numbers that it cannot hold are spelled out."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if isinstance(value, Mapping):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -181,16 +217,12 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(plain(value), allow_nan=False).encode("ascii")
 
 
-def error_body(kind: str, name: str, value: object, rule: str, remedy: str) -> dict[str, Any]:
-    """The four parts of an error, and its kind."""
-    shown = value if isinstance(value, str) else repr(value)
-    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + " …"
-    return {"error": {"kind": kind, "name": name, "value": shown, "rule": rule, "remedy": remedy}}
-
-
-def error_body_of(error: BaseException) -> dict[str, Any]:
-    """An error of avow with its own four parts; any other is unexpected, and says so."""
-    if isinstance(error, AvowError):
-        return error_body(type(error).__name__, error.name[:_SHOWN], error.value, error.rule, error.remedy)
-    rule = f"raised an unexpected {type(error).__name__}: {error}"
-    return error_body("Unforeseen", "this input", "as given", rule[:_SHOWN], "change it, and report the page's address")
+def error_body(error: BaseException) -> dict[str, Any]:
+    """An error of avow with its kind and its four parts; any other is unexpected, and says so."""
+    if not isinstance(error, AvowError):
+        rule = f"raised an unexpected {type(error).__name__}: {error}"[:_SHOWN]
+        error = Unforeseen("this input", "as given", rule, "change it, and report the page's address")
+    value = error.value if isinstance(error.value, str) else repr(error.value)
+    value = value if len(value) <= _SHOWN else value[:_SHOWN] + " …"
+    parts = {"name": error.name[:_SHOWN], "value": value, "rule": error.rule, "remedy": error.remedy}
+    return {"error": {"kind": type(error).__name__, **parts}}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from avow.errors import AvowError
-from avow.lab.page import Page, all_pages, error_body_of, json_bytes
+from avow.lab.page import all_pages, error_body, json_bytes
 from avow.lab.uploads import tensors_of
 from avow.worker_pool import Handler, Send, TimeLimitError, Worker, WorkerError, WorkerPool
 
@@ -34,6 +34,8 @@ class TookTooLong(AvowError):
 
 class Busy(AvowError):
     """More requests than the queue holds."""
+
+    status = 503
 
 
 class RequestQueue:
@@ -88,7 +90,14 @@ class RequestQueue:
                 answer.cancel()
                 # The place stays taken until there is a new process; whoever asked need not wait for that.
                 self._start_worker()
-        return _result(answer, request, seconds)
+        try:
+            return answer.result()
+        except TimeLimitError as error:
+            rule = f"took longer than {seconds:g} s and was ended"
+            raise TookTooLong(request["what"], request["page"], rule, "choose smaller sizes") from error
+        except WorkerError as error:
+            rule = "ended the process that computed it"
+            raise TookTooLong("this input", "as given", rule, "choose smaller sizes") from error
 
     async def close(self) -> None:
         """Leave no process behind; whoever waits for an answer gets an error at once."""
@@ -131,40 +140,26 @@ class RequestQueue:
         return answer
 
 
-def _result(answer: asyncio.Future[bytes], request: dict[str, Any], seconds: float) -> bytes:
-    try:
-        return answer.result()
-    except TimeLimitError as error:
-        rule = f"took longer than {seconds:g} s and was ended"
-        raise TookTooLong(request["what"], request["page"], rule, "choose smaller sizes") from error
-    except WorkerError as error:
-        rule = "ended the process that computed it"
-        raise TookTooLong("this input", "as given", rule, "choose smaller sizes") from error
-
-
 def handler(package: str) -> Handler:
-    """What a worker does with a request: it names a page, `preview` or `verdict`, the inputs, and a file if any."""
+    """What a worker does with a request: it names a page, `preview` or `verdict`, the inputs, and a file if any.
+
+    It sends what the page says as JSON, or the parts of its mistake; where the page still has something to say, both.
+    """
     pages = all_pages(package)
     tensors: dict[str, torch.Tensor] = {}
 
     def handle(request: dict[str, Any], content: bytes, send: Send) -> None:
         nonlocal tensors
-        if content:
-            tensors = tensors_of(content)
-        send(_page_answer(pages, request, tensors if request["file"] else {}))
+        try:
+            if content:
+                tensors = tensors_of(content)
+            page = pages[request["page"]]
+            files = [tensors if request["file"] else {}] if page.takes_files else []
+            answer = getattr(page, request["what"])(page.inputs.of(request["inputs"]), *files)
+            trouble = answer.pop("trouble", None)
+            body = json_bytes((error_body(trouble) if trouble else {}) | {"answer": answer})
+        except Exception as error:
+            body = json_bytes(error_body(error))
+        send(body)
 
     return handle
-
-
-def _page_answer(pages: dict[str, Page], request: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
-    """What a page says as JSON, or the four parts of its mistake; where the page still has something to say, both."""
-    try:
-        page = pages[request["page"]]
-        function = page.preview if request["what"] == "preview" else page.verdict
-        assert function is not None, f"{page.name} has no {request['what']}"
-        inputs = page.inputs.of(request["inputs"])
-        answer = function(inputs, tensors) if page.takes_files else function(inputs)
-        trouble = answer.pop("trouble", None)
-        return json_bytes((error_body_of(trouble) if trouble else {}) | {"answer": answer})
-    except Exception as error:
-        return json_bytes(error_body_of(error))

@@ -2,7 +2,7 @@
 
 A page elsewhere on the web can send requests to this machine, and can make its own name point here. So: the Host must
 be loopback and this very port; an Origin must be the page itself; whatever computes needs the token that stands in the
-page, which no other origin can read. Bodies are limited and read before anything looks at them.
+page, which no other origin can read. Bodies are limited in size and time.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from avow.lab.page import error_body, error_body_of, json_bytes
+from avow.errors import AvowError
+from avow.lab.page import error_body, json_bytes
 
 TOKEN = "x-avow-token"
-_BODY_BYTES = 64 * 1024
-_FILES = "/api/files"
-_FILE_BYTES = 32 * 1024 * 1024
-# Files that are received and read at once; the others wait, and what they send with them.
-_FILES_AT_ONCE = 2
 _BODY_SECONDS = 20.0
 
 # Plotly writes its rules into style elements that it makes empty, brings one for maps along, and sets style attributes:
@@ -54,12 +52,17 @@ class JsonResponse(Response):
         return content if isinstance(content, bytes) else json_bytes(content)
 
 
-class Refused(Exception):
+class Refused(AvowError):
     """A request that goes no further."""
 
     def __init__(self, status: int, name: str, value: object, rule: str, remedy: str) -> None:
-        super().__init__(rule)
-        self.answer = JsonResponse(error_body("Refused", name, value, rule, remedy), status)
+        super().__init__(name, value, rule, remedy)
+        self.status = status
+
+
+def error_response(error: Exception) -> JsonResponse:
+    """The parts of an error, with the status it names, if any."""
+    return JsonResponse(error_body(error), getattr(error, "status", 422))
 
 
 class _NotSent(Exception):
@@ -71,7 +74,6 @@ class SecurityMiddleware:
 
     def __init__(self, app: ASGIApp, port: int, token: str, close: Callable[[], Awaitable[None]]) -> None:
         self.app, self._token, self.close = app, token, close
-        self._turns = asyncio.Semaphore(_FILES_AT_ONCE)
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,120 +82,64 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await receive()
             return await send({"type": "websocket.close", "code": 1008})
-        started = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                kept = [(name, value) for name, value in message["headers"] if name.decode() not in HEADERS]
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                if not any(name == b"cache-control" for name, _ in kept):
-                    own.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": [*kept, *own]}
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store")
             try:
                 await send(message)
             except Exception as error:
                 raise _NotSent from error
 
+        app = self.app
         try:
             self._admit(scope)
-            async with self._turn(scope["path"]):
-                body = await _body(scope, receive)
-                await self.app(scope, _replay(body, receive), send_with_headers)
+        except Refused as refusal:
+            app = error_response(refusal)
+        try:
+            await app(scope, receive, send_with_headers)
         except _NotSent:
-            await _disconnected(receive)
-        except Exception as error:
-            if started:
-                raise
-            answer = error.answer if isinstance(error, Refused) else JsonResponse(error_body_of(error), 422)
-            try:
-                await answer(scope, receive, send_with_headers)
-            except _NotSent:
-                await _disconnected(receive)
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, path: str) -> AsyncIterator[None]:
-        """The time in which a request may be received and answered: files come a few at a time."""
-        if path != _FILES:
-            yield
-            return
-        try:
-            await asyncio.wait_for(self._turns.acquire(), _BODY_SECONDS)
-        except TimeoutError:
-            rule = f"had to wait for {_FILES_AT_ONCE} other files for {_BODY_SECONDS:g} s"
-            raise Refused(503, "file", "unread", rule, "try again in a moment") from None
-        try:
-            yield
-        finally:
-            self._turns.release()
+            # The client broke the protocol, was told so by the server, and is about to be cut off.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
 
     def _admit(self, scope: Scope) -> None:
-        host = _header(scope, "host")
+        """Raise where a request is not one of this server's own pages, or cannot prove that it is."""
+        headers = Headers(scope=scope)
+        for name in ("host", "origin", "sec-fetch-site", TOKEN, "content-length"):
+            if (times := len(headers.getlist(name))) > 1:
+                raise Refused(400, name, f"{times} times", "must be given once", "send it once")
+        host, origin = headers.get("host"), headers.get("origin")
         if host not in self.hosts:
             raise Refused(403, "Host", host, "is not this server", "open the address that avow lab printed")
-        origin = _header(scope, "origin")
         if origin is not None and origin not in {f"http://{known}" for known in self.hosts}:
             raise Refused(403, "Origin", origin, "is another site", "use the lab from its own page")
-        if _header(scope, "sec-fetch-site") in ("cross-site", "same-site") and scope["method"] != "GET":
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["method"] != "GET":
             raise Refused(403, "Sec-Fetch-Site", "cross-site", "is another site", "use the lab from its own page")
-        if scope["path"].startswith("/api/"):
-            token = _header(scope, TOKEN) or ""
-            if not secrets.compare_digest(token.encode(), self._token.encode()):
-                raise Refused(403, TOKEN, "wrong or missing", "must be the page's own", "load the page again")
+        token = headers.get(TOKEN, "")
+        if scope["path"].startswith("/api/") and not secrets.compare_digest(token.encode(), self._token.encode()):
+            raise Refused(403, TOKEN, "wrong or missing", "must be the page's own", "load the page again")
 
 
-def _header(scope: Scope, name: str) -> str | None:
-    """A header's value; one that is given twice is refused."""
-    values = [value for key, value in scope["headers"] if key == name.encode()]
-    if len(values) > 1:
-        raise Refused(400, name, f"{len(values)} times", "must be given once", "send it once")
-    return values[0].decode("latin-1") if values else None
-
-
-async def _body(scope: Scope, receive: Receive) -> bytes:
+async def read_body(request: Request, most: int, name: str = "body") -> bytes:
     """The whole body, unless there is too much of it or it takes too long."""
-    name, most = ("file", _FILE_BYTES) if scope["path"] == _FILES else ("body", _BODY_BYTES)
-    declared = _header(scope, "content-length") or "0"
+    room = f"must be at most {most >> 20} MiB" if most >> 20 else f"must be at most {most >> 10} KiB"
+    declared = request.headers.get("content-length", "0")
     if not declared.isascii() or not declared.isdigit() or len(declared) > 12 or int(declared) > most:
-        raise _too_long(name, declared, most)
-
-    async def read() -> bytes:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return bytes(body)
-            body += message.get("body", b"")
-            if len(body) > most:
-                raise _too_long(name, len(body), most)
-            if not message.get("more_body", False):
-                return bytes(body)
-
+        raise Refused(413, name, f"{declared} bytes", room, "send less")
+    body = bytearray()
     try:
-        return await asyncio.wait_for(read(), _BODY_SECONDS)
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise Refused(413, name, f"{len(body)} bytes", room, "send less")
     except TimeoutError:
-        raise Refused(408, "body", "unfinished", f"must arrive within {_BODY_SECONDS:g} s", "send it at once") from None
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when a client that broke the protocol, and was told so by the server, is cut off."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-
-def _too_long(name: str, size: object, most: int) -> Refused:
-    room = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
-    return Refused(413, name, f"{size} bytes", f"must be at most {room}", "send less")
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the application the whole body first, and then whatever the client sends."""
-    pending: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay
+        raise Refused(408, name, "unfinished", f"must arrive within {_BODY_SECONDS:g} s", "send it at once") from None
+    except ClientDisconnect:
+        pass  # what has come is answered, and nobody reads it
+    return bytes(body)

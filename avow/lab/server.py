@@ -8,7 +8,7 @@ import functools
 import importlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError, InputError, ParameterError
-from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, error_body, error_body_of
-from avow.lab.request_queue import Busy, RequestQueue
-from avow.lab.security import JsonResponse, SecurityMiddleware
+from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages
+from avow.lab.request_queue import RequestQueue
+from avow.lab.security import JsonResponse, Refused, SecurityMiddleware, error_response, read_body
 from avow.lab.uploads import FileStore
 from avow.report.mathml import display
 
 _HOST = "127.0.0.1"
+_BODY_BYTES = 1 << 16
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
@@ -34,9 +35,7 @@ _PROOFS_AT_A_TIME = 2
 _MOST_KEPT = 256
 # The reports' style is the lab's too.
 _SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
-_TYPES = {".js": "text/javascript", ".css": "text/css"}
-
-Handler = Callable[..., Awaitable[Any]]
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 
 def server(
@@ -76,7 +75,7 @@ def bound(port: int) -> socket.socket:
 
 def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     """The application for one port and one token behind its security rules; its pages are those of a package."""
-    pages, files = all_pages(package), FileStore()
+    files = FileStore()
     previews, proofs = RequestQueue(package, 1), RequestQueue(package, _PROOFS_AT_A_TIME, low_priority=True)
 
     async def close() -> None:
@@ -90,42 +89,62 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
         finally:
             await close()
 
-    async def front() -> str:
-        return render("front", package, token)
+    app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=alive)
 
-    async def store(request: Request) -> Response:
-        return JsonResponse(await asyncio.to_thread(files.put, await request.body()))
+    @app.exception_handler(AvowError)
+    async def refused(request: Request, error: AvowError) -> Response:
+        return error_response(error)
 
-    async def lost(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def lost(request: Request, error: HTTPException) -> Response:
         status, path = error.status_code, request.url.path
         if status == 404 and "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(render("front", package, token, lost=path), status)
         rule = "is not known here" if status == 404 else f"was refused: {error.detail}"
-        return JsonResponse(error_body("Unknown", "address", path, rule, "start from the front page"), status)
+        return error_response(Refused(status, "address", path, rule, "start from the front page"))
 
-    app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=alive)
-    app.add_exception_handler(AvowError, _refused)
-    app.add_exception_handler(HTTPException, lost)
-    app.get("/", response_class=HTMLResponse)(front)
-    for page in pages.values():
-        app.get(f"/{page.name}", response_class=HTMLResponse)(_shown(page, package, token))
+    @app.get("/", response_class=HTMLResponse)
+    async def front() -> str:
+        return render("front", package, token)
+
+    @app.post("/api/files")
+    async def store(request: Request) -> Response:
+        return JsonResponse(await files.receive(request))
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        if name not in static_files():
+            raise HTTPException(404)
+        kind, headers = _TYPES[Path(name).suffix], {"cache-control": "no-cache"}
+        return Response(static_files()[name], media_type=kind, headers=headers)
+
+    @app.get("/plotly.js", include_in_schema=False)
+    async def plotly() -> Response:
+        from plotly.offline import get_plotlyjs
+
+        headers = {"cache-control": "private, max-age=86400"}
+        return Response(get_plotlyjs(), media_type=_TYPES[".js"], headers=headers)
+
+    def add(page: Page) -> None:
+        @app.get(f"/{page.name}", response_class=HTMLResponse)
+        async def show() -> str:
+            return render(page.name, package, token, page)
+
         _add_computation(app, page, "preview", previews, files)
         if page.verdict is not None:
             _add_computation(app, page, "verdict", proofs, files)
-    app.post("/api/files")(store)
-    app.get("/static/{name}", include_in_schema=False)(_static)
-    app.get("/plotly.js", include_in_schema=False)(_plotly)
+
+    for page in all_pages(package).values():
+        add(page)
     return SecurityMiddleware(app, port, token, close)
 
 
 def render(name: str, package: str, token: str, page: Page | None = None, lost: str = "") -> str:
     """The HTML of a page, or of the front page, which also helps who is `lost` at an address that is not here."""
-    controls = {one["name"]: one for one in page.inputs.controls()} if page else {}
     given = {"page": page, "pages": list(all_pages(package).values()), "token": token, "lost": lost}
     # A page without a template of its own has no picture.
     template = _templates(package).select_template([f"{name}.html", "page.html"])
-    return template.render(given, controls=controls, static=static_files())
+    return template.render(given, controls=page.inputs.controls() if page else {}, static=static_files())
 
 
 @functools.cache
@@ -146,26 +165,24 @@ def static_files() -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8") for file in files if Path(file.name).suffix in _TYPES}
 
 
-def _shown(page: Page, package: str, token: str) -> Handler:
-    async def show() -> str:
-        return render(page.name, package, token, page)
-
-    return show
-
-
 def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, files: FileStore) -> None:
     """Serve a page's preview or verdict; the document of the interface has the schema of its inputs."""
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
-    known: dict[str, bytes] = {}
+    schema = {"required": True, "content": {"application/json": {"schema": page.inputs.schema()}}}
+    kept: dict[str, bytes] = {}
 
+    @app.post(f"/api/{page.name}/{what}", name=f"{page.name}_{what}", openapi_extra={"requestBody": schema})
     async def compute(request: Request) -> Response:
-        given = _read_json(await request.body())
+        try:
+            given = json.loads(await read_body(request, _BODY_BYTES))
+        except (ValueError, RecursionError):
+            raise InputError("body", "as sent", "cannot be read as JSON", "send JSON") from None
         inputs = page.inputs.of(given)
         handle = getattr(inputs, "file", None) if page.takes_files else None
         file = (handle, files.get(handle)) if handle else None
-        name = json.dumps(given, sort_keys=True)
-        if name in known:
-            return JsonResponse(known[name])
+        key = json.dumps(given, sort_keys=True)
+        if key in kept:
+            return JsonResponse(kept[key])
         asked = asyncio.ensure_future(queue.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -173,46 +190,18 @@ def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, f
             if not asked.done():
                 return Response(status_code=499)  # nobody will read it
             answer = asked.result()
-            mistaken = answer.startswith(MISTAKE)
-            if page.kept and not mistaken:
-                known[name] = answer
-                if len(known) > _MOST_KEPT:
-                    del known[next(iter(known))]
-            return JsonResponse(answer, 422 if mistaken else 200)
         finally:
             gone.cancel()
             asked.cancel()
-
-    body = {"required": True, "content": {"application/json": {"schema": page.inputs.schema()}}}
-    app.post(f"/api/{page.name}/{what}", name=f"{page.name}_{what}", openapi_extra={"requestBody": body})(compute)
-
-
-def _read_json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise InputError("body", "as sent", "cannot be read as JSON", "send JSON") from None
+        mistaken = answer.startswith(MISTAKE)
+        if page.kept and not mistaken:
+            kept[key] = answer
+            if len(kept) > _MOST_KEPT:
+                del kept[next(iter(kept))]
+        return JsonResponse(answer, 422 if mistaken else 200)
 
 
 async def _gone(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _static(name: str) -> Response:
-    if name not in static_files():
-        raise HTTPException(404)
-    kind = f"{_TYPES[Path(name).suffix]}; charset=utf-8"
-    return Response(static_files()[name], media_type=kind, headers={"cache-control": "no-cache"})
-
-
-async def _plotly() -> Response:
-    import plotly.offline
-
-    kept = {"cache-control": "private, max-age=86400"}
-    return Response(plotly.offline.get_plotlyjs(), media_type="text/javascript; charset=utf-8", headers=kept)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    return JsonResponse(error_body_of(error), 503 if isinstance(error, Busy) else 422)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from typing import Any
 
 import torch
+from starlette.requests import Request
 
 from avow import file_io
 from avow.core import DTYPES, named
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
+from avow.lab.security import Refused, read_body
 
 _TENSORS = 8
-_HEADER_BYTES = 1 << 16
+_HEADER_BYTES, _FILE_BYTES = 1 << 16, 1 << 25
 _DIMENSIONS = 4
 _ELEMENTS = 1 << 23
 # A reader compares a few files; older ones make room.
 _FILES = 4
+# Files that are received and read at once; the others wait so many seconds, and what they send with them.
+_AT_ONCE, _WAIT_SECONDS = 2, 20.0
 
 
 def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
@@ -52,11 +57,22 @@ class FileStore:
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, bytes] = OrderedDict()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def receive(self, request: Request) -> dict[str, Any]:
+        """Take a file in its turn, check it and keep it; its handle, and what it holds."""
+        try:
+            await asyncio.wait_for(self._turns.acquire(), _WAIT_SECONDS)
+        except TimeoutError:
+            rule = f"had to wait for {_AT_ONCE} other files for {_WAIT_SECONDS:g} s"
+            raise Refused(503, "file", "unread", rule, "try again in a moment") from None
+        try:
+            return await asyncio.to_thread(self.put, await read_body(request, _FILE_BYTES, "file"))
+        finally:
+            self._turns.release()
 
     def put(self, content: bytes) -> dict[str, Any]:
-        """Check a file and keep it; its handle, and what it holds."""
-        tensors = tensors_of(content)
-        handle = secrets.token_hex(8)
+        tensors, handle = tensors_of(content), secrets.token_hex(8)
         self._files[handle] = content
         while len(self._files) > _FILES:
             self._files.popitem(last=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, has_tangents, named
+from avow.core.timing import timed
 from avow.errors import is_out_of_memory
 from avow.numerics import rounding
 from avow.numerics.cpu_sums import MOST_ROWS, fewest_rows
@@ -202,7 +202,7 @@ class Exact(Method):
         return softmax_average(problem)
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Exact]:
+    def grid(cls, sizes: Sizes) -> Iterator[Exact]:
         for precision in ("native", "float32", "float64"):
             method = cls(precision)
             if precision == "native" or method.arithmetic(sizes.dtype) != sizes.dtype:
@@ -378,19 +378,15 @@ def _quickest(device: torch.device, dtype: torch.dtype, dim: int, length: int, c
     q, k, v = (torch.randn(1, 8, length, dim, generator=draws, dtype=dtype, device=device) for _ in range(3))
 
     def seconds(backend: SDPBackend) -> float:
+        call = functools.partial(scaled_dot_product_attention, q, k, v, is_causal=causal)
         try:
             with sdpa_kernel(backend):
-                for turn in range(8):
-                    if turn == 3:
-                        torch.cuda.synchronize(device)
-                        start = time.perf_counter()
-                    scaled_dot_product_attention(q, k, v, is_causal=causal)
-            torch.cuda.synchronize(device)
+                timed(call, device, calls=3)  # warm-up
+                return timed(call, device, calls=5)
         except RuntimeError as error:
             if not _is_refusal(error):
                 raise
             return math.inf
-        return time.perf_counter() - start
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

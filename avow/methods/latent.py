@@ -209,7 +209,7 @@ class Latent(Method):
         return self.promise(problem, Computed(problem.q, Trace(torch.float64, s, s, None)), 1.0).rows
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Latent]:
+    def grid(cls, sizes: Sizes) -> Iterator[Latent]:
         for latents in (16, 64):
             yield cls(latents)
 

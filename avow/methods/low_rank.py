@@ -217,7 +217,7 @@ class LowRank(Method):
         return softmax_average(problem)
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[LowRank]:
+    def grid(cls, sizes: Sizes) -> Iterator[LowRank]:
         for rank in sorted({min(rank, max(sizes.keys, 1)) for rank in (16, 64, 256)}):
             yield cls(rank)
 

@@ -112,7 +112,7 @@ class RandomFeatures(Method):
         p = expand_gqa(problem)
         wide = self.arithmetic(p)
         if initial_state is None:
-            directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
+            directions = self.draw(p.q.shape[-1], generator, p.q.device)
             frame = feature_maps.frame_of(p, wide)
         else:
             # Sums over keys so far may be wider than these keys need, or narrower.
@@ -182,8 +182,20 @@ class RandomFeatures(Method):
         carried, steps = initial_state is not None, means.state.steps
         return Computed(means.out, Trace(directions, frame, *lengths, state, steps, carried, means.rounding))
 
+    def draw(self, dim: int, generator: torch.Generator | None, device: torch.device) -> Float[Tensor, "m d"]:
+        return feature_maps.draw(self.features, dim, self.orthogonal, generator, device)
+
+    def initial_state(self, problem: Problem, sample: Tensor | None = None) -> FeatureState:
+        directions = self.draw(problem.q.shape[-1], None, problem.q.device) if sample is None else sample
+        wide = rounding.accumulator(problem.q.dtype)
+        empty = scan.nothing(problem.v.to(wide), self.features, 1)
+        return FeatureState(directions, feature_maps.frame_of(problem, wide), empty, None)
+
+    def read_on(self, problem: Problem, state: FeatureState) -> tuple[Tensor, FeatureState | None]:
+        computed = self.compute(problem, initial_state=state)
+        return computed.out, computed.trace.final_state
+
     def step(self, problem: Problem, state: FeatureState) -> Tensor | None:
-        """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
         if not _suits(problem, state.frame, state):
             return None
         from avow.kernels import problems
@@ -266,7 +278,7 @@ class RandomFeatures(Method):
         return softmax_average(problem)
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[RandomFeatures]:
+    def grid(cls, sizes: Sizes) -> Iterator[RandomFeatures]:
         for features in (64, 256, 1024):
             yield cls(features)
 

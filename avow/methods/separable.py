@@ -80,10 +80,12 @@ class Separable(Method):
         out, state = self._scanned(p, wide, None)
         return Computed(out, Trace(state.sums.steps))
 
-    def read_on(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState | None) -> tuple[Tensor, ColumnState]:
-        """The answers to the next tokens, each of which sees all before it, and the sums over all of them."""
-        p = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return self._scanned(p, linear_type(p), state)
+    def initial_state(self, problem: Problem, sample: Tensor | None = None) -> ColumnState:
+        features = problem.q.shape[-1]
+        return ColumnState(scan.nothing(problem.v.to(rounding.accumulator(problem.q.dtype)), features, features))
+
+    def read_on(self, problem: Problem, state: ColumnState) -> tuple[Tensor, ColumnState]:
+        return self._scanned(problem, linear_type(problem), state)
 
     def _scanned(self, p: Problem, wide: torch.dtype, before: ColumnState | None) -> tuple[Tensor, ColumnState]:
         """The answer from sums over keys, those known before included, and the sums over all of them."""
@@ -131,17 +133,16 @@ class Separable(Method):
         out, kernel = means
         return Computed(out, Trace(kernel.steps, kernel))
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState) -> Tensor | None:
-        """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
+    def step(self, problem: Problem, state: ColumnState) -> Tensor | None:
         if torch.compiler.is_compiling() or state.size is not None:
             return None
         from avow.kernels import availability
 
-        if not availability.is_available(q.device):
+        if not availability.is_available(problem.q.device):
             return None
         from avow.kernels import problems
 
-        return problems.column_step(q, k, v, state.sums, self.temperature)
+        return problems.column_step(problem.q, problem.k, problem.v, state.sums, self.temperature)
 
     def cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
@@ -195,7 +196,7 @@ class Separable(Method):
         return self.promise(problem, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Separable]:
+    def grid(cls, sizes: Sizes) -> Iterator[Separable]:
         yield cls()
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:

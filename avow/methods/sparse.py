@@ -292,7 +292,7 @@ class Sparse(Method):
         return tuned | dict(parameters)
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Sparse]:
+    def grid(cls, sizes: Sizes) -> Iterator[Sparse]:
         for drop in (1e-1, 1e-2, 1e-3):
             yield cls(drop)
 

@@ -10,7 +10,7 @@ Tokens that are attended to with a certificate:
     key_value_cache   KeyValueCache, all of them so far
     token_buffers     the room they lie in, with their sketch
     split_k_exact     answers from all of them, on a CPU
-    kernel_steps      answers from some of them, by kernels on a GPU; certificates completed when somebody looks
+    kernel_steps      answers from some of them, by kernels on a GPU
     cache_file        the file they are kept in
 Questions asked of a module:
     recurrent         RecurrentCell, and how far back its gradients reach

@@ -17,13 +17,12 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.core import SOFTMAX, Method, Problem, check_tensor
+from avow.core import SOFTMAX, Method, Problem, check_tensor, named
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_from
 from avow.methods.exact import Exact
-from avow.methods.random_features import RandomFeatures
 from avow.nn.config import check_count, check_dropout, check_heads
-from avow.nn.memory import Directions, Memory, RandomSeed, memory_of
+from avow.nn.memory import Memory, RandomDraw, memory_of
 from avow.parameters import as_float, declared
 
 _BASE = 10_000.0
@@ -42,7 +41,7 @@ class Attention(nn.Module):
     """Multi-head attention by any method, over a sequence itself or, with `cross`, over a context.
 
     `key_heads` groups the query heads: each key head serves heads/key_heads of them. `settings` are the method's
-    parameters. Random methods keep one draw for life: see `RandomSeed`. Dropout falls on the output, for every method
+    parameters. Random methods keep one draw for life: see `RandomDraw`. Dropout falls on the output, for every method
     alike: most methods never form the weights, and a certificate would not be about weights some of which were dropped.
     """
 
@@ -66,9 +65,7 @@ class Attention(nn.Module):
         self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
         self.cross, self.causal, self.settings = cross, causal, settings
         self.given, self.method = method, method_from(method, settings)
-        self.draw: RandomSeed | None = RandomSeed() if self.method.random else None
-        if isinstance(self.method, RandomFeatures):
-            self.draw = Directions(self.method, width // heads)
+        self.draw = RandomDraw(self.method, width // heads) if self.method.random else None
         self.positions = positions
         self.key_width = width // heads * self.key_heads
         # Queries, keys and values one below the other, as nn.MultiheadAttention has them.
@@ -206,23 +203,26 @@ class Attention(nn.Module):
             if context.shape[0] != x.shape[0]:
                 rule = f"must be x's {x.shape[0]}"
                 raise ShapeError("context.shape[0]", context.shape[0], rule, "give each sequence its own context")
-            own, shared = slice(self.width), slice(self.width, None)
-            keys_and_values = self._inward(context, shared).chunk(2, -1)
-            parts = (self._inward(x, own), *keys_and_values)
+            weight, bias, w = self.inward.weight, self.inward.bias, self.width
+            queries = linear(x, weight[:w], None if bias is None else bias[:w])
+            keys_and_values = linear(context, weight[w:], None if bias is None else bias[w:])
+            parts = (queries, *keys_and_values.chunk(2, -1))
         dim = self.width // self.heads
         q, k, v = (part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in parts)  # (b, heads, length, dim)
         if self.positions is not None:
             q, k = self.positions(q, start), self.positions(k, start)
         return q, k, v
 
-    def _inward(self, x: Tensor, rows: slice) -> Tensor:
-        """Some rows of the inward projection."""
-        bias = self.inward.bias
-        return linear(x, self.inward.weight[rows], None if bias is None else bias[rows])
-
     def _how(self, mask: Tensor | None, k: Tensor) -> dict[str, Any]:
         """The arguments of an attention call that this module decides."""
-        return {"mask": self._key_mask(mask, k), "causal": self.causal, "enable_gqa": self.key_heads != self.heads}
+        if mask is not None:
+            check_tensor("mask", mask)
+            if mask.dtype != torch.bool or mask.shape != (k.shape[0], k.shape[-2]):
+                value = f"{named(mask.dtype)} {tuple(mask.shape)}"
+                rule = f"must be bool {(k.shape[0], k.shape[-2])}"
+                raise ShapeError("mask", value, rule, "say for each key of each sequence whether it may be seen")
+            mask = mask[:, None, None]  # (b, 1, 1, s)
+        return {"mask": mask, "causal": self.causal, "enable_gqa": self.key_heads != self.heads}
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Problem:
         return Problem.of(q, k, v, **self._how(mask, k))
@@ -231,10 +231,12 @@ class Attention(nn.Module):
         self.method.check(problem.sizes)
         if problem.empty:
             return torch.zeros_like(problem.q)
-        if isinstance(self.method, RandomFeatures):
-            assert isinstance(self.draw, Directions)
-            return self.method.compute(problem, initial_state=self.draw.start(problem)).out
-        return self.method.compute(problem, None if self.draw is None else self.draw.generator()).out
+        if self.draw is None:
+            return self.method.compute(problem).out
+        sample = self.draw.sample()
+        if sample is not None:
+            return self.method.read_on(problem, self.method.initial_state(problem, sample))[0]
+        return self.method.compute(problem, self.draw.generator()).out
 
     def _over(self, shard: Shard, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Float[Tensor, "b h n d"]:
         """The same if the processes of a group hold keys and values, each those of its part of the sequence."""
@@ -250,16 +252,6 @@ class Attention(nn.Module):
 
     def _joined(self, out: Float[Tensor, "b h n d"]) -> Float[Tensor, "b n w"]:
         return self.dropout(self.outward(out.transpose(1, 2).flatten(2)))
-
-    def _key_mask(self, mask: Tensor | None, k: Tensor) -> Bool[Tensor, "b 1 1 s"] | None:
-        if mask is None:
-            return None
-        check_tensor("mask", mask)
-        if mask.dtype != torch.bool or mask.shape != (k.shape[0], k.shape[-2]):
-            value = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
-            rule = f"must be bool {(k.shape[0], k.shape[-2])}"
-            raise ShapeError("mask", value, rule, "say for each key of each sequence whether it may be seen")
-        return mask[:, None, None]
 
     def _check_input(self, name: Literal["x", "context"], x: Tensor) -> None:
         check_tensor(name, x)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from avow import file_io
@@ -25,50 +23,43 @@ from avow.numerics.sketch import GROUP, METRIC_RANGE
 
 FORMAT = "avow key-value cache 3"
 
+SIZES = ("key_heads", "dim", "value_dim", "batch", "bits", "window")
+STATE = ("position", "base", "pause", "left", "asked", "wide", "shortness")
 _AGAIN = "save the cache again"
-_SIZES = ("key_heads", "dim", "value_dim", "batch")
 # An empty cache has no numbers to show for its sizes, and making it takes memory in proportion to them.
 _WIDEST = 1 << 16
 _MOST_TOKENS = 1 << 53
+_LOW, _HIGH = METRIC_RANGE
+# What the numbers of each tensor must be; those of keys and values are looked at when they are appended.
+_RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "norms": (lambda x: (x >= 0) & x.isfinite(), "finite and at least 0"),
+    "longest": (lambda x: (x >= 0) & (x <= LONGEST_KEY), f"from 0 to {LONGEST_KEY:g}"),
+    "metric": (lambda x: (x >= _LOW) & (x <= _HIGH), f"from {_LOW:g} to {_HIGH:g}"),
+    "size": (lambda x: (x > 0) & x.isfinite() & (torch.frexp(x).mantissa == 0.5), "powers of two"),
+    "spread": (lambda x: x > 0, "above 0"),
+    "bold": (lambda x: (x >= 1) & x.isfinite(), "finite and at least 1"),
+}
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a cache was made with, the tokens it held, and what it had learnt; checked, if it came from a file."""
+class Saved(NamedTuple):
+    """What a cache was made with, what it had learnt, and the tensors it held; checked, if it came from a file.
 
-    made: Mapping[str, int | None]
-    """key_heads, dim, value_dim, batch, bits and window."""
+    Tensors are `keys`, `values`, `norms` (bounds on the lengths of values), `longest` (of the keys); `metric`, `size`
+    and `spread` if there is a sketch; and perhaps `bold`.
+    """
+
+    sizes: Mapping[str, Any]
     dtype: torch.dtype
-    position: int
-    base: int
-    pause: int
-    left: int
-    asked: str
-    wide: bool
-    shortness: float | None
-    keys: Float[Tensor, "b g s d"]
-    values: Float[Tensor, "b g s e"]
-    norms: Float[Tensor, "b g s"]
-    """Bounds on the lengths of values; checked against the values when loaded."""
-    longest: Float64[Tensor, "b g"]
-    metric: Float32[Tensor, "b g d"] | None
-    size: Float64[Tensor, "b g"] | None
-    spread: Float32[Tensor, "b g d"] | None
-    bold: Float64[Tensor, "b g r"] | None
-
-
-_STATE = ("position", "base", "pause", "left", "asked", "wide", "shortness")
-_TENSORS = ("keys", "values", "norms", "longest", "metric", "size", "spread", "bold")
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
 
 def write(path: Path, saved: Saved) -> None:
     """Write a cache to `path`, all or nothing: an old file stays until the new one is complete."""
     from safetensors.torch import save
 
-    held = {name: x for name in _TENSORS if (x := getattr(saved, name)) is not None}
-    content = {name: x.detach().cpu().contiguous() for name, x in held.items()}
-    state = {name: getattr(saved, name) for name in _STATE}
-    facts = json.dumps({"made": dict(saved.made), "dtype": named(saved.dtype), "state": state}, sort_keys=True)
+    content = {name: x.detach().cpu().contiguous() for name, x in saved.tensors.items()}
+    facts = json.dumps({"made": saved.sizes, "dtype": named(saved.dtype), "state": saved.state}, sort_keys=True)
     file_io.write(path, save(content, {"format": FORMAT, "facts": facts, "digest": _digest(content, facts)}))
 
 
@@ -93,82 +84,68 @@ class _Misfit(Exception):
 
 
 def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
-    _fields("its facts", facts, ("made", "dtype", "state"))
-    made, state, kinds = facts["made"], facts["state"], {named(x): x for x in DTYPES}
-    _fields("made", made, (*_SIZES, "bits", "window"))
-    _fields("state", state, _STATE)
-    for name in _SIZES:
-        _whole(name, made[name], 1, _MOST_TOKENS)
-    if made["bits"] is not None:
-        _whole("bits", made["bits"], 1, 8)
-    window = made["window"]
-    if window is not None:
-        _whole("window", window, 1, _MOST_TOKENS)
+    _check_names("its facts", facts, ("made", "dtype", "state"))
+    sizes, state, kinds = facts["made"], facts["state"], {named(x): x for x in DTYPES}
+    _check_names("made", sizes, SIZES)
+    _check_names("state", state, STATE)
+    for name in SIZES:
+        if sizes[name] is not None or name not in ("bits", "window"):
+            _check_whole(name, sizes[name], 1, 8 if name == "bits" else _MOST_TOKENS)
     if not isinstance(facts["dtype"], str) or facts["dtype"] not in kinds:
         raise _Misfit(f"dtype is not one of {', '.join(kinds)}")
-    position, base = state["position"], state["base"]
-    _whole("position", position, 0, _MOST_TOKENS)
-    _whole("base", base, 0, 0 if window is None else max(0, position - window))
+    position, base, window = state["position"], state["base"], sizes["window"]
+    _check_whole("position", position, 0, _MOST_TOKENS)
+    _check_whole("base", base, 0, 0 if window is None else max(0, position - window))
     if base % GROUP:
         raise _Misfit(f"base={base} is not a multiple of {GROUP}")
-    _whole("pause", state["pause"], 0, _MOST_TOKENS)
-    _whole("left", state["left"], 0, state["pause"])
+    _check_whole("pause", state["pause"], 0, _MOST_TOKENS)
+    _check_whole("left", state["left"], 0, state["pause"])
     if not isinstance(state["asked"], str) or not isinstance(state["wide"], bool):
         raise _Misfit("asked is not a string, or wide not true or false")
     if not (state["shortness"] is None or (type(state["shortness"]) is float and 0 <= state["shortness"] <= 2)):
         raise _Misfit("shortness is not a number from 0 to 2")
-    dtype, bits = kinds[facts["dtype"]], made["bits"]
-    if position == 0 and max(made["dim"], made["value_dim"]) > _WIDEST:
+    if position == 0 and max(sizes["dim"], sizes["value_dim"]) > _WIDEST:
         raise _Misfit(f"an empty cache is wider than {_WIDEST} dimensions")
-    if "metric" in tensors and (bits is None or position < GROUP):
+    if "metric" in tensors and (sizes["bits"] is None or position < GROUP):
         raise _Misfit("metric is there, and no sketch")
-    _check_tensors(tensors, made, dtype, torch.float64 if state["wide"] else torch.float32, position - base)
-    held = {name: tensors.get(name) for name in _TENSORS}
-    return Saved(made, dtype, **state, **held)  # type: ignore[arg-type]  # all that may not be None is there
+    dtype, of_norms = kinds[facts["dtype"]], torch.float64 if state["wide"] else torch.float32
+    _check_tensors(tensors, sizes, dtype, of_norms, position - base)
+    return Saved(sizes, dtype, state, tensors)
 
 
 def _check_tensors(
-    tensors: dict[str, Tensor], made: Mapping[str, int], dtype: torch.dtype, of_norms: torch.dtype, held: int
+    tensors: dict[str, Tensor], sizes: Mapping[str, int], dtype: torch.dtype, of_norms: torch.dtype, held: int
 ) -> None:
     """Raise if a tensor is missing, of another shape or type, or holds what no cache does."""
-    b, g, d, e = (made[name] for name in ("batch", "key_heads", "dim", "value_dim"))
-    shapes = {"keys": (b, g, held, d), "values": (b, g, held, e), "norms": (b, g, held), "longest": (b, g)}
-    types = {"keys": dtype, "values": dtype, "norms": of_norms, "longest": torch.float64}
-    if "metric" in tensors:
-        shapes |= {"metric": (b, g, d), "size": (b, g), "spread": (b, g, d)}
-        types |= {"metric": torch.float32, "size": torch.float64, "spread": torch.float32}
-    if "bold" in tensors:
-        shapes |= {"bold": (b, g, *tensors["bold"].shape[2:3])}
-        types |= {"bold": torch.float64}
-    _fields("its tensors", tensors, tuple(shapes))
-    for name, x in tensors.items():
-        if tuple(x.shape) != shapes[name] or x.dtype != types[name]:
-            raise _Misfit(f"{name} is {tuple(x.shape)} of {x.dtype}, not {shapes[name]} of {types[name]}")
-        if name not in ("keys", "values"):  # whose numbers are looked at when they are appended
-            _check_numbers(name, x.double())
-
-
-def _check_numbers(name: str, x: Float64[Tensor, "*shape"]) -> None:
-    low, high = METRIC_RANGE
-    rules = {
-        "norms": ((x >= 0) & x.isfinite(), "finite and at least 0"),
-        "longest": ((x >= 0) & (x <= LONGEST_KEY), f"from 0 to {LONGEST_KEY:g}"),
-        "metric": ((x >= low) & (x <= high), f"from {low:g} to {high:g}"),
-        "size": ((x > 0) & x.isfinite() & (torch.frexp(x).mantissa == 0.5), "powers of two"),
-        "spread": (x > 0, "above 0"),
-        "bold": ((x >= 1) & x.isfinite(), "finite and at least 1"),
+    b, g, d, e = (sizes[name] for name in ("batch", "key_heads", "dim", "value_dim"))
+    forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "keys": ((b, g, held, d), dtype),
+        "values": ((b, g, held, e), dtype),
+        "norms": ((b, g, held), of_norms),
+        "longest": ((b, g), torch.float64),
     }
-    valid, words = rules[name]
-    if not bool(valid.all()):
-        raise _Misfit(f"{name} holds numbers that are not {words}")
+    if "metric" in tensors:
+        forms |= {"metric": ((b, g, d), torch.float32), "size": ((b, g), torch.float64)}
+        forms |= {"spread": ((b, g, d), torch.float32)}
+    if "bold" in tensors:
+        forms |= {"bold": ((b, g, *tensors["bold"].shape[2:3]), torch.float64)}
+    _check_names("its tensors", tensors, tuple(forms))
+    for name, x in tensors.items():
+        shape, kind = forms[name]
+        if tuple(x.shape) != shape or x.dtype != kind:
+            raise _Misfit(f"{name} is {tuple(x.shape)} of {x.dtype}, not {shape} of {kind}")
+        if name in _RULES:
+            holds, words = _RULES[name]
+            if not bool(holds(x.double()).all()):
+                raise _Misfit(f"{name} holds numbers that are not {words}")
 
 
-def _fields(what: str, given: Any, names: tuple[str, ...]) -> None:
+def _check_names(what: str, given: Any, names: tuple[str, ...]) -> None:
     if not isinstance(given, dict) or given.keys() != set(names):
         raise _Misfit(f"{what} must be {', '.join(names)}")
 
 
-def _whole(name: str, value: Any, least: int, most: int) -> None:
+def _check_whole(name: str, value: Any, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise _Misfit(f"{name}={str(value)[:40]} is not a whole number from {least} to {most}")
 

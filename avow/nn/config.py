@@ -47,9 +47,21 @@ class ModelConfig:
             check_count(name, getattr(self, name))
         check_heads(self.width, self.heads, self.key_heads)
         check_dropout(self.dropout)
-        self._check_positions()
-        self._check_attention()
+        known = get_args(Positions)
+        if self.positions not in known:
+            rule = f"must be one of {', '.join(known)}"
+            raise ParameterError("positions", repr(self.positions), rule, 'the default is "learned"')
+        if self.positions == "sinusoidal" and self.width % 2:
+            rule = "must be even for sinusoidal positions, which come in pairs of sine and cosine"
+            raise ParameterError("width", self.width, rule, f"use width={self.width + 1} or learned positions")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            rule = f"gives {self.heads} heads an odd dimension, and rotary positions turn pairs of features"
+            raise ParameterError("width", self.width, rule, f"use a width divisible by {2 * self.heads}")
+        if not isinstance(self.settings, Mapping):
+            rule = "must map names of parameters to values"
+            raise ParameterError("settings", repr(self.settings), rule, 'try {"features": 256}')
         object.__setattr__(self, "settings", dict(self.settings))  # the caller's own may change later
+        check_parameters(self.attention, method_named(self.attention), self.settings)
 
     def to_json(self) -> str:
         """Every field, by name."""
@@ -78,24 +90,6 @@ class ModelConfig:
         if "vocabulary" not in given:
             raise ParameterError("config: vocabulary", None, "must be given", "say how many characters there are")
         return cls(**given)
-
-    def _check_positions(self) -> None:
-        known = get_args(Positions)
-        if self.positions not in known:
-            rule = f"must be one of {', '.join(known)}"
-            raise ParameterError("positions", repr(self.positions), rule, 'the default is "learned"')
-        if self.positions == "sinusoidal" and self.width % 2:
-            rule = "must be even for sinusoidal positions, which come in pairs of sine and cosine"
-            raise ParameterError("width", self.width, rule, f"use width={self.width + 1} or learned positions")
-        if self.positions == "rotary" and self.width // self.heads % 2:
-            rule = f"gives {self.heads} heads an odd dimension, and rotary positions turn pairs of features"
-            raise ParameterError("width", self.width, rule, f"use a width divisible by {2 * self.heads}")
-
-    def _check_attention(self) -> None:
-        if not isinstance(self.settings, Mapping):
-            rule = "must map names of parameters to values"
-            raise ParameterError("settings", repr(self.settings), rule, 'try {"features": 256}')
-        check_parameters(self.attention, method_named(self.attention), dict(self.settings))
 
 
 def check_count(name: str, value: object, usual: int = 8) -> None:

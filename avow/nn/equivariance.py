@@ -61,12 +61,13 @@ def check_permutation_equivariance(
         raise ParameterError("tolerance", tolerance, "must be at least 0", "leave it out for the type's own")
     _refuse_dropout(module)
     generator = torch.Generator().manual_seed(seed)
-    draw = _drawing(module, example, generator)
+    draw = _inputs(module, example, generator)
     worst, witness, allowed = 0.0, None, tolerance
     for order in _orders(_tokens(draw()), trials, generator):
         x = draw()
+        permuted_input = x.index_select(_token_axis(x), order.to(x.device))
         with torch.no_grad():
-            straight, again, permuted = _out(module, x), _out(module, x), _out(module, _permuted(x, order))
+            straight, again, permuted = (_out(module, given) for given in (x, x, permuted_input))
         allowed = torch.finfo(straight.dtype).eps ** 0.75 if allowed is None else allowed
         if _apart(straight, again) > allowed:
             rule, remedy = "must answer one input alike", "call module.eval(), and fix what it draws at random"
@@ -76,9 +77,7 @@ def check_permutation_equivariance(
             worst, witness = deviation, order
     assert allowed is not None
     holds = worst <= allowed
-    return Equivariance(
-        holds, worst, allowed, trials, None if holds or witness is None else tuple(map(int, witness.tolist()))
-    )
+    return Equivariance(holds, worst, allowed, trials, None if holds or witness is None else tuple(witness.tolist()))
 
 
 def _orders(n: int, trials: int, generator: torch.Generator) -> Iterator[Int[Tensor, "n"]]:
@@ -89,9 +88,10 @@ def _orders(n: int, trials: int, generator: torch.Generator) -> Iterator[Int[Ten
         yield plain.roll(1) if torch.equal(order, plain) else order
 
 
-def _drawing(
+def _inputs(
     module: Callable[[Tensor], Tensor], example: Tensor | Sequence[int], generator: torch.Generator
 ) -> Callable[[], Tensor]:
+    """What gives the input of each trial: the example itself, or numbers of its shape."""
     if isinstance(example, Tensor):
         given = example.detach()
         least = 2 if given.is_floating_point() else 1
@@ -107,12 +107,12 @@ def _drawing(
     return lambda: torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
 
 
+def _token_axis(x: Tensor) -> int:
+    return -2 if x.is_floating_point() else -1
+
+
 def _tokens(x: Tensor) -> int:
-    return x.shape[-2 if x.is_floating_point() else -1]
-
-
-def _permuted(x: Tensor, order: Int[Tensor, "n"]) -> Tensor:
-    return x.index_select(-2 if x.is_floating_point() else -1, order.to(x.device))
+    return x.shape[_token_axis(x)]
 
 
 def _out(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

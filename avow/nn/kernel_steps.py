@@ -1,24 +1,21 @@
-"""Single decoding steps of a cache by kernels on a GPU, none of which waits for the last; lazy certificates.
+"""Single decoding steps of a cache by kernels on a GPU, none of which waits for the last.
 
 The answer is right when it is handed out: if a bound would exceed the tolerance, the kernels themselves read all
 tokens. Its certificate stays on the device until someone asks for its bound. With a confidence below 1 tokens are
-drawn; the seed of the draws is on the device, too, where each step advances it. Whether looking at the sketch pays is
-learnt from the last step that is known to be done: its numbers come back beside the work, and are looked at only when
-they have arrived.
+drawn; the seed of the draws is on the device, too, where each step advances it. The last step that is known to be done
+says whether looking at the sketch pays: its numbers come back beside the work, and are read when they have arrived.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Certificate, Problem
+from avow.core import Certificate, LazyCertificate, Problem
 from avow.core.certify import absolute_errors, relative_errors
 from avow.core.requirement import INDEPENDENT
 from avow.methods.sparse import Sparse
@@ -36,21 +33,9 @@ _AIM = 0.5
 _LONGER = 1.1
 # If more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
 WORTHWHILE = 0.6
-
-
 # What the kernels' bounds assume of a GPU.
 _SUMS = "tensor cores sum in float32, with twice its unit"
 _POWERS = "ex2.approx is right to two units of float32, lg2.approx to 2^-21"
-
-
-class Held(NamedTuple):
-    """What a cache holds beside keys and values, as it lies there."""
-
-    sketch: Sketch
-    norms: Float[Tensor, "b g s"]
-    """At least the lengths of values."""
-    longest: Float[Tensor, "b g"]
-    """At least the longest of them, and hardly more."""
 
 
 @dataclass
@@ -62,15 +47,23 @@ class _Report:
     tokens: int
     tol: float
 
-    @property
-    def arrived(self) -> bool:
-        return self.done is None or self.done.query()
+    @staticmethod
+    def sent(arrays: tuple[Tensor, ...], tokens: int, tol: float) -> _Report:
+        """A report under way: copies to memory that a GPU writes while the host goes on."""
+        if arrays[0].device.type != "cuda":
+            return _Report(arrays, None, tokens, tol)
+        there = tuple(torch.empty_like(x, device="cpu", pin_memory=True) for x in arrays)
+        for target, x in zip(there, arrays, strict=True):
+            target.copy_(x, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return _Report(there, done, tokens, tol)
 
     @property
     def paid(self) -> bool:
         """Whether the step read little enough, and proved what it was to prove."""
-        kept, bound, within = self.arrays
-        share = float(kept.double().mean()) / self.tokens
+        tokens_read, bound, within = self.arrays
+        share = float(tokens_read.double().mean()) / self.tokens
         return share <= WORTHWHILE and bool(within.all()) and bool((bound <= self.tol).all())
 
 
@@ -112,62 +105,55 @@ class KernelSteps:
         """Whether a step's numbers are still on their way."""
         return self._report is not None
 
-    def learnt(self) -> bool | None:
+    def last_step_paid(self) -> bool | None:
         """Whether the last step that is known to be done was worth it; None if there is nothing new."""
-        if self._report is None or not self._report.arrived:
+        report = self._report
+        if report is None or (report.done is not None and not report.done.query()):
             return None
-        paid, self._report = self._report.paid, None
-        if not paid:
+        self._report = None
+        if not report.paid:
             # By the time the sketch is asked again, answers may have other lengths.
             self._hint = None
-        return paid
+        return report.paid
 
     def step(
         self,
         problem: Problem,
-        held: Held,
+        sketch: Sketch,
+        norms: Float[Tensor, "b g s"],
+        longest: Float[Tensor, "b g"],
         tol: float,
         confidence: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Certificate]:
-        """The answer to one query of each head, with its certificate."""
+        """The answer to one query of each head, with its certificate.
+
+        `norms` are at least the lengths of values, `longest` at least the longest of them and hardly more.
+        """
         from avow.kernels.sparse_decode import Lengths, decode
 
-        p = problem
+        p, chance = problem, 1 - confidence
         b, h, _, d = p.q.shape
         # Lengths exceed the truth by no more than their slack, and by what was lost when they were narrowed.
-        most = (held.longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype) - 2.0**-21)).float()
+        most = (longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype) - 2.0**-21)).float()
         hint = self._hint if self._hint is not None and self._hint.shape == (b, h) else None
-        found = decode(
-            p.q.reshape(b, h, d),
-            p.k,
-            p.v,
-            held.sketch,
-            Lengths(held.norms, most),
-            # What draws are aimed at follows from the limit.
-            _AIM * tol if confidence == 1 else tol,
-            p.scale,
-            hint,
-            # Single precision may round the limit up.
-            tol * (1 - 2.0**-20),
-            confidence,
-            None if confidence == 1 else self._drawn(p.q.device, generator),
-        )
-        self._hint = found.length * _LONGER
-        if self._report is None and not _capturing(p.q.device):
-            self._report = _sent((found.kept, found.bound, found.within), p.k.shape[-2], tol)
-        chance = 1 - confidence
-        method = Sparse(bits=4, drop=tol if chance else _AIM * tol, chance=chance)
-        rows = found.bound.double().unsqueeze(-1)
+        # What draws are aimed at follows from the limit, which single precision may round up.
+        drop, limit = tol if chance else _AIM * tol, tol * (1 - 2.0**-20)
+        seed = self._next_seed(p.q.device, generator) if chance else None
+        lengths, q = Lengths(norms, most), p.q.reshape(b, h, d)
+        decoded = decode(q, p.k, p.v, sketch, lengths, drop, p.scale, hint, limit, confidence, seed)
+        self._hint = decoded.length * _LONGER
+        if self._report is None and not (p.q.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._report = _Report.sent((decoded.kept, decoded.bound, decoded.within), p.k.shape[-2], tol)
+        method = Sparse(bits=4, drop=drop, chance=chance)
+        rows = decoded.bound.double().unsqueeze(-1)
         # At least the longest value of each head, and at most how long answers are, whatever becomes of them later.
-        longest, lengths = (
-            per_query_head(held.longest, h).double().unsqueeze(-1),
-            length_floors(found.out).unsqueeze(-1),
-        )
+        values = per_query_head(longest, h).double().unsqueeze(-1)
+        floors = length_floors(decoded.out).unsqueeze(-1)
 
         def bounds() -> dict[str, Any]:
             """What is on the device: the first look at it waits for the step to be done."""
-            own = relative_errors(absolute_errors(rows, longest), lengths)
+            own = relative_errors(absolute_errors(rows, values), floors)
             return {"bound": float(rows.amax()), "relative_rows": own, "relative": float(own.amax())}
 
         certificate = LazyCertificate.of(
@@ -184,9 +170,9 @@ class KernelSteps:
             reason=f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
             cost=method.cost(p.sizes),
         )
-        return found.out.unsqueeze(-2), certificate
+        return decoded.out.unsqueeze(-2), certificate
 
-    def _drawn(self, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    def _next_seed(self, device: torch.device, generator: torch.Generator | None) -> Tensor:
         """The seed of a step's draws: a generator's next number, or what the step before left."""
         if generator is None and self._seed is not None and self._seed.device == device:
             return self._seed
@@ -204,64 +190,3 @@ def _absent(device: torch.device) -> str:
     from avow.kernels.availability import why_not
 
     return why_not(device)
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _sent(arrays: tuple[Tensor, ...], tokens: int, tol: float) -> _Report:
-    """A report under way: copies to memory that a GPU writes while the host goes on."""
-    if arrays[0].device.type != "cuda":
-        return _Report(arrays, None, tokens, tol)
-    there = tuple(torch.empty_like(x, device="cpu", pin_memory=True) for x in arrays)
-    for target, x in zip(there, arrays, strict=True):
-        target.copy_(x, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    return _Report(there, done, tokens, tol)
-
-
-class LazyCertificate(Certificate):
-    """A certificate some of whose fields are computed at the first look at any of them.
-
-    Decoding hands out one for every layer and token, and few are read. What it rests on is captured when the answer is
-    given (norms and lengths, never tensors that others may write into), so a late look states the same bound.
-    """
-
-    @staticmethod
-    def of(later: Callable[[], dict[str, Any]], **known: Any) -> LazyCertificate:
-        """The certificate with the fields `known` now; `later` gives the others, once."""
-        certificate = LazyCertificate.__new__(LazyCertificate)
-        certificate.__dict__.update(known, _later=later)
-        return certificate
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are complete certificates."""
-        return _complete, ({field.name: getattr(self, field.name) for field in dataclasses.fields(Certificate)},)
-
-
-class _Late:
-    """A field that is not computed yet; once it is, the certificate's own entry hides this one."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, certificate: Any, owner: type) -> Any:
-        if certificate is None:
-            return self
-        fields = certificate.__dict__
-        # Two threads may look at once: then both complete it, to the same.
-        if (later := fields.get("_later")) is not None:
-            known = {name: value for name, value in fields.items() if name != "_later"}
-            fields.update(vars(Certificate(**(later() | known))))
-            fields.pop("_later", None)
-        return fields[self._name]
-
-
-def _complete(fields: dict[str, Any]) -> Certificate:
-    return Certificate(**fields)
-
-
-for _field in dataclasses.fields(Certificate):
-    setattr(LazyCertificate, _field.name, _Late(_field.name))

@@ -4,12 +4,17 @@ Beside the keys stands a sketch of them, a few bits a number (`numerics.sketch`)
 query, and only those are read in full. Groups of 64 tokens are sketched when they are complete; the open group is
 always read. The lengths of values, and of the longest key of each head, are kept too, so that attending never reads
 what it does not use.
+
+The path of a decoding step: `append` writes the token; `attend` answers by `_quick` if the last call was like this one
+and read all tokens on a CPU, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`),
+or answers `_from_some_tokens`, or `_from_all_tokens`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +31,7 @@ from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, Par
 from avow.methods import named_form
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
-from avow.nn.kernel_steps import Held, KernelSteps
+from avow.nn.kernel_steps import KernelSteps
 from avow.nn.split_k_exact import SplitKExact, serves
 from avow.nn.token_buffers import TokenBuffers, is_plain_call, norm_slack
 from avow.numerics.fast_decode import Skim
@@ -87,26 +92,22 @@ class KeyValueCache(TokenBuffers):
     ((1, 8, 1, 16), True)
     """
 
-    def __init__(
-        self,
-        key_heads: int,
-        dim: int,
-        value_dim: int | None = None,
-        batch: int = 1,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        bits: int | None = 4,
-        window: int | None = None,
-    ) -> None:
-        super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
-        self._pause, self._left, self._asked = 0, 0, ""
-        self._bold: Tensor | None = None
-        """What the last look at the sketch found the next may leave unread at first."""
-        self._shortness: float | None = None
-        """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
-        self._reads, self._steps = SplitKExact(), KernelSteps()
-        self._checked: _Arguments | None = None
-        """The arguments of the last call, which were checked then."""
+    # What a cache that was just made has learnt: nothing.
+    _pause, _left, _asked = 0, 0, ""
+    _bold: Tensor | None = None
+    """What the last look at the sketch found the next may leave unread at first."""
+    _shortness: float | None = None
+    """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
+    _checked: _Arguments | None = None
+    """The arguments of the last call, which were checked then."""
+
+    @functools.cached_property
+    def _reads(self) -> SplitKExact:
+        return SplitKExact()
+
+    @functools.cached_property
+    def _steps(self) -> KernelSteps:
+        return KernelSteps()
 
     def attend(
         self,
@@ -128,7 +129,10 @@ class KeyValueCache(TokenBuffers):
         among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
         from the next call on.
         """
-        name = method if isinstance(method, str) else _name_of(method)
+        name, parameters = (method, {}) if isinstance(method, str) else named_form(method)
+        if parameters:
+            rule = "has parameters, which a cache sets by tol and bits"
+            raise ParameterError("method", method, rule, f"use method={name!r}")
         arguments = (tol, confidence, scale, generator, name, rtol)
         return self._quick(q, arguments) or self._attend(q, arguments)
 
@@ -154,26 +158,30 @@ class KeyValueCache(TokenBuffers):
             call = _Call(*self._problem(q, scale), requirement, generator, method)
             # A generator cannot be copied, and the cache can.
             self._checked = arguments if generator is None else None
-            self._learn()
-            return self._answer(call, requirement.tol) if requirement.rtol is None else self._relative(call)
+            # Whether the last step by kernels that is known to be done was worth it.
+            paid = self._steps.last_step_paid()
+            if paid:
+                self._pause = 0
+            elif paid is not None:
+                self._rest()
+            return self._attend_within(call, requirement.tol) if rtol is None else self._attend_within_rtol(call)
 
-    def _answer(self, call: _Call, aim: float | None) -> Attended:
+    def _attend_within(self, call: _Call, aim: float | None) -> Attended:
         """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
-        problem, confidence = call.problem, call.requirement.confidence
-        why = self._why_not(call.requirement, call.method)
-        unfit = "" if why else self._unfit(problem, aim, confidence)
-        if aim is not None and not why and not unfit:
-            held = Held(self._sketch(0), self._lengths(call), self._extremes[..., 1])
-            return Attended(*self._steps.step(problem, held, aim, confidence, call.generator))
-        if aim is not None and not why and not problem.empty:
+        confidence, why = call.requirement.confidence, self._why_not(call.requirement, call.method)
+        if aim is not None and not why and not call.problem.empty:
+            unfit = self._steps.unfit(call.problem, aim, confidence, self.bits, self._wide, self.window)
+            if not unfit:
+                bounds = self._sketch(0), self._lengths(call), self._extremes[..., 1]
+                return Attended(*self._steps.step(call.problem, *bounds, aim, confidence, call.generator))
             call = self._measured(call)
-            attended, why = self._sparse(call, aim)
-            if attended is not None:
-                return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
-        tol = call.requirement.tol
-        return self._whole(problem, tol, why) or attend_exact(self._measured(call).problem, tol, why)
+            answer = self._from_some_tokens(call, aim, unfit)
+            if isinstance(answer, Attended):
+                return answer
+            why = answer
+        return self._from_all_tokens(call, why)
 
-    def _relative(self, call: _Call) -> Attended:
+    def _attend_within_rtol(self, call: _Call) -> Attended:
         """The answer within the required `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
         call = self._measured(call)
         problem, tol, rtol = call.problem, call.requirement.tol, call.requirement.rtol
@@ -186,7 +194,7 @@ class KeyValueCache(TokenBuffers):
         reason = ""
         for _ in range(2):
             aim = min(math.inf if tol is None else tol, aimed_bound(self._shortness, rtol))
-            attended = self._answer(call, aim)
+            attended = self._attend_within(call, aim)
             certificate = attended.certificate
             if not problem.empty:
                 self._shortness = shortest_ratio(problem, attended.out, certificate.rows)
@@ -195,7 +203,7 @@ class KeyValueCache(TokenBuffers):
             reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
-        return attend_exact(problem, tol, reason, rtol)
+        return attend_exact(problem, call.requirement, reason)
 
     def _quick(self, q: Tensor, arguments: _Arguments) -> Attended | None:
         """The answer if the last call had the same arguments, which were checked then, and read all tokens; else None.
@@ -225,11 +233,7 @@ class KeyValueCache(TokenBuffers):
         k, v = self.tokens
         if not usual or not serves(q, v):
             return None
-        length = self.length
-
-        def reason() -> str:
-            return self._why_all(tol is None, method, length)
-
+        reason = functools.partial(self._why_all, tol is None, method, self.length)
         answer = self._reads.quick(q, k, v, self._ends, self._value_slack, tol, scale, reason)
         return None if answer is None else Attended(*answer)
 
@@ -239,28 +243,30 @@ class KeyValueCache(TokenBuffers):
         if self.bits is not None:
             with torch.autocast(self.device.type, enabled=False):
                 self._sketch(0)
-        made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
-        learnt = (self._position, self._base, self._pause, self._left, self._asked, self._wide, self._shortness)
-        sketch = (self._metric, self._size, self._spread, self._bold)
-        bounds = self._buffers["norms"][:, :, : self._position - self._base], self._longest
-        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, *learnt, *self.tokens, *bounds, *sketch))
+        sizes = {name: getattr(self, name) for name in cache_file.SIZES}
+        state = {name: getattr(self, f"_{name}") for name in cache_file.STATE}
+        keys, values = self.tokens
+        tensors = {"keys": keys, "values": values, "norms": self._buffers["norms"][:, :, : keys.shape[2]]}
+        bounds = {name: getattr(self, f"_{name}") for name in ("longest", "metric", "size", "spread", "bold")}
+        tensors |= {name: x for name, x in bounds.items() if x is not None}
+        cache_file.write(Path(path), cache_file.Saved(sizes, self.dtype, state, tensors))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
         """The cache that `save` wrote; it answers as that one would have."""
         saved = cache_file.read(Path(path))
-        if saved.pause > _LONGEST_PAUSE:
-            rule = f"does not fit together (pause={saved.pause} exceeds {_LONGEST_PAUSE})"
+        if saved.state["pause"] > _LONGEST_PAUSE:
+            rule = f"does not fit together (pause={saved.state['pause']} exceeds {_LONGEST_PAUSE})"
             raise FileError("path", path, rule, "save the cache again")
-        cache = KeyValueCache(**saved.made, dtype=saved.dtype, device=device)  # type: ignore[arg-type]  # `read` checked each
+        cache = KeyValueCache(**saved.sizes, dtype=saved.dtype, device=device)
         try:
             cache._restore(saved)
         except AvowError as error:
             rule = f"holds what no cache can hold ({error})"
             raise FileError("path", path, rule, "save the cache again") from error
         for name in ("pause", "left", "asked", "shortness"):
-            setattr(cache, f"_{name}", getattr(saved, name))
-        cache._bold = None if saved.bold is None else saved.bold.to(cache.device)
+            setattr(cache, f"_{name}", saved.state[name])
+        cache._bold = saved.tensors["bold"].to(cache.device) if "bold" in saved.tensors else None
         return cache
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
@@ -309,13 +315,6 @@ class KeyValueCache(TokenBuffers):
         check_range(*norms.most, call.problem.scale)
         return call._replace(problem=call.problem.with_norms(norms))
 
-    def _whole(self, problem: Problem, tol: float | None, reason: str) -> Attended | None:
-        """The answer from all tokens by parts, if these serve."""
-        if self.device.type != "cpu" or self.window is not None or problem.empty:
-            return None
-        answer = self._reads.attend(problem, self._ends, self._value_slack, tol, reason)
-        return None if answer is None else Attended(*answer)
-
     def _lengths(self, call: _Call) -> Tensor:
         return self._buffers["norms"][:, :, call.first : call.first + call.problem.k.shape[-2]]
 
@@ -327,9 +326,9 @@ class KeyValueCache(TokenBuffers):
             return ""
         if exact or self.bits is None or method == "exact" or short or self._price(_FEW) > 1:
             return self._why_all(exact, method, self.length)
-        asked = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
-        if asked != self._asked:
-            self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
+        limits = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
+        if limits != self._asked:
+            self._asked, self._pause, self._left, self._bold = limits, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether sparse decoding pays again is not known yet" if waits else ""
@@ -351,43 +350,44 @@ class KeyValueCache(TokenBuffers):
         look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
         return look + more * 2**16 / self.length + gathered * share
 
-    def _learn(self) -> None:
-        """Takes note of the last step by kernels that is known to be done."""
-        paid = self._steps.learnt()
-        if paid:
-            self._pause = 0
-        elif paid is not None:
-            self._rest()
-
     def _rest(self) -> None:
         """Answers exactly for a while, twice as long as the last time."""
         self._pause = next_pause(self._pause)
         self._left = self._pause
 
-    def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
-        """Why kernels do not serve; empty if they do."""
-        if tol is None or problem.empty:
-            return "there is nothing to choose from"
-        return self._steps.unfit(problem, tol, confidence, self.bits, self._wide, self.window)
+    def _from_some_tokens(self, call: _Call, tol: float, unfit: str) -> Attended | str:
+        """The answer from a part of the tokens if that pays, or is asked for, and keeps `tol`; else why not.
 
-    def _sparse(self, call: _Call, tol: float) -> tuple[Attended | None, str]:
-        """The answer from a part of the tokens if that pays, or is asked for, and keeps `tol`; else None, and why."""
+        `unfit` says why no kernel gave it.
+        """
         problem, confidence = call.problem, call.requirement.confidence
         method = Sparse(**Sparse.tune({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.estimate_bound(problem, confidence).bound <= tol:
-            return None, "rounding leaves nothing of the tolerance to drop"
+            return "rounding leaves nothing of the tolerance to drop"
         try:
             computed = self._computed(method, call)
         except NotCompiled as error:
-            return None, f"the look at the sketch could not be compiled ({error}), and plain torch takes longer"
+            return f"the look at the sketch could not be compiled ({error}), and plain torch takes longer"
         except NothingToSave as error:
             self._rest()
-            return None, str(error)
+            return str(error)
         self._pause = 0
         certificate = certify(method, problem, computed, confidence)
         if not certificate.keeps(tol):
-            return None, f"sparse could prove only {certificate.bound:.1e}"
-        return Attended(computed.out, certificate), ""
+            return f"sparse could prove only {certificate.bound:.1e}"
+        if self.device.type != "cpu":
+            reason = f"{certificate.reason}; without kernels: {unfit}"
+            certificate = dataclasses.replace(certificate, reason=reason)
+        return Attended(computed.out, certificate)
+
+    def _from_all_tokens(self, call: _Call, reason: str) -> Attended:
+        """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
+        problem, requirement = call.problem, call.requirement._replace(rtol=None)
+        if self.device.type == "cpu" and self.window is None and not problem.empty:
+            answer = self._reads.attend(problem, self._ends, self._value_slack, requirement.tol, reason)
+            if answer is not None:
+                return Attended(*answer)
+        return attend_exact(self._measured(call).problem, requirement, reason)
 
     def _computed(self, method: Sparse, call: _Call) -> Computed:
         """The answer from a part of the tokens: one query of each head by the quick way, if numbers are usual."""
@@ -410,21 +410,11 @@ class KeyValueCache(TokenBuffers):
         hidden = 0 if self.window is None else max(0, s - self.window)
         longest = self._extremes[..., 1] if self.window is None else lengths[..., hidden:].amax(-1).double()
         most = longest * (1 - 2 * slack(e, self.dtype) - 2.0**-22)  # (b, g)
-        skim = Skim.over(
-            problem.q.reshape(b, self.key_heads, -1, d),
-            problem.k,
-            problem.v,
-            self._sketch(call.first),
-            problem.scale,
-            self._longest,
-            lengths,
-            longest,
-            most,
-            method.drop,
-            hidden,
-            compiled=self.device.type == "cpu" and self.length >= _COMPILED,
-            bold=self._bold,
-        )
+        q = problem.q.reshape(b, self.key_heads, -1, d)
+        tokens = problem.k, problem.v, self._sketch(call.first), problem.scale
+        bounds = self._longest, lengths, longest, most
+        compiled = self.device.type == "cpu" and self.length >= _COMPILED
+        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._bold)
         if call.method != "sparse" and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
         reading = skim.read()
@@ -442,19 +432,3 @@ class KeyValueCache(TokenBuffers):
 def next_pause(pause: int) -> int:
     """How many answers are exact after the sketch saved nothing again, if they were `pause` the last time."""
     return min(max(1, 2 * pause), _LONGEST_PAUSE)
-
-
-def _without_kernels(attended: Attended, why: str) -> Attended:
-    """The same answer; its certificate says why no kernel gave it."""
-    certificate = attended.certificate
-    reason = f"{certificate.reason}; without kernels: {why}"
-    return attended._replace(certificate=dataclasses.replace(certificate, reason=reason))
-
-
-def _name_of(method: Method) -> str:
-    """The name of a method object whose parameters were left to the cache."""
-    name, parameters = named_form(method)
-    if parameters:
-        rule = "has parameters, which a cache sets by tol and bits"
-        raise ParameterError("method", method, rule, f"use method={name!r}")
-    return name

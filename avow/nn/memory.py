@@ -1,7 +1,7 @@
 """What an attention module keeps: its random draw, and what a decoder remembers of the tokens it has read.
 
-Exact attention remembers every key and value, in room made once. Separable attention and random features remember sums
-over keys, of a size that does not depend on how many there were.
+Exact attention remembers every key and value, in room made once. Methods with a running state remember that: its size
+does not depend on how many keys there were.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from torch import Tensor, nn
 from avow.core import Method, Problem
 from avow.core.requirement import RandomStream
 from avow.errors import ParameterError, ShapeError
-from avow.methods.exact import Exact
-from avow.methods.random_features import FeatureState, RandomFeatures
-from avow.methods.separable import ColumnState, Separable
-from avow.numerics import features as feature_maps
-from avow.numerics import rounding, scan
+from avow.methods import all_methods
 
 
-class RandomSeed(nn.Module):
-    """A seed, taken from torch's own generator when made; part of the state dict.
+class RandomDraw(nn.Module):
+    """A seed, taken from torch's own generator when made, and what the method draws from it once, if anything.
 
     A random method draws again at each call, which is right for one answer and wrong for a model: weights adapt to one
     draw, a cache made under one draw means nothing under another, and a run that is resumed must go on as it would
-    have. An integer does not change with the module's type or device.
+    have. An integer does not change with the module's type or device. It is part of the state dict.
     """
 
     seed: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, method: Method, dim: int) -> None:
         super().__init__()
+        self.method, self.dim = method, dim
         self.register_buffer("seed", torch.randint(2**62, (), device="cpu"))
+        self._renew()
 
     def generator(self) -> torch.Generator:
         """A generator at the start of this draw."""
@@ -45,42 +43,27 @@ class RandomSeed(nn.Module):
         stream.manual_seed(int(self.seed))
         return stream
 
+    def sample(self) -> Tensor | None:
+        """What `Method.draw` gives for this seed.
 
-class Directions(RandomSeed):
-    """The draw of random features: their directions, as the method itself would draw them from this seed.
-
-    They are held beside the seed, since to read it at each call would make the host wait for the device, and are
-    drawn again whenever it is moved, loaded or written to.
-    """
-
-    def __init__(self, method: RandomFeatures, dim: int) -> None:
-        super().__init__()
-        self.method, self.dim = method, dim
-        self._renew()
-
-    def start(self, p: Problem) -> FeatureState:
-        """The state before any key: this draw and no sums. A pass over a sequence and a decoder begin alike."""
+        It is held beside the seed, since to read the seed at each call would make the host wait for the device, and is
+        drawn again whenever the seed is moved, loaded or written to.
+        """
         # A compiled graph cannot ask; it is made after the module was moved and loaded.
         if not torch.compiler.is_compiling() and self._drawn_from != self._stamp():
             self._renew()
-        wide = rounding.accumulator(p.q.dtype)
-        frame = feature_maps.frame_of(p, wide)
-        empty = scan.nothing(p.v.to(wide), self.method.features, 1)
-        return FeatureState(self.directions, frame, empty, None)
+        return self._sample
 
     def _stamp(self) -> tuple[int, int]:
         """Another whenever the seed may be another, without reading it."""
         return id(self.seed), 0 if self.seed.is_inference() else self.seed._version
 
     def _renew(self) -> None:
-        if self.seed.is_meta:
-            return
-        self.directions: Float[Tensor, "m d"] = feature_maps.draw(
-            self.method.features, self.dim, self.method.orthogonal, self.generator(), self.seed.device
-        )
-        self._drawn_from = self._stamp()
+        if not self.seed.is_meta:
+            self._sample = self.method.draw(self.dim, self.generator(), self.seed.device)
+            self._drawn_from = self._stamp()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Directions:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomDraw:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self._renew()
         return self
@@ -95,6 +78,7 @@ class Memory(ABC):
     """What one attention remembers of `length` tokens; changed in place by reading on."""
 
     block: int
+    method: Method
     length: int = field(default=0, init=False)
 
     def read(
@@ -117,7 +101,6 @@ class Memory(ABC):
 class KeysAndValues(Memory):
     """All keys and values so far."""
 
-    method: Exact
     keys: Float[Tensor, "b g block d"] | None = None
     values: Float[Tensor, "b g block e"] | None = None
 
@@ -141,54 +124,33 @@ class KeysAndValues(Memory):
 
 
 @dataclass(eq=False)
-class ColumnSums(Memory):
-    """Separable attention's sums over keys, per feature, in O(d²): the numerators and denominators of its columns."""
+class RunningState(Memory):
+    """A method's running state over all keys so far, with the draw it was made under."""
 
-    method: Separable
-    state: ColumnState | None = None
-
-    def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.state is None:
-            values, features = v.to(rounding.accumulator(q.dtype)), q.shape[-1]
-            self.state = ColumnState(scan.nothing(values, features, features))
-        out = self.method.step(q, k, v, self.state)
-        if out is None:
-            out, self.state = self.method.read_on(q, k, v, self.state)
-        return out
-
-
-@dataclass(eq=False)
-class FeatureSums(Memory):
-    """Random features' sums over keys, in O(m·e), with the draw they were made under."""
-
-    draw: Directions
-    state: FeatureState | None = None
+    draw: RandomDraw | None = None
+    state: Any = None
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         problem = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        state = self.draw.start(problem) if self.state is None else self.state
-        out = self.draw.method.step(problem, state)
+        if self.state is None:
+            self.state = self.method.initial_state(problem, None if self.draw is None else self.draw.sample())
+        out = self.method.step(problem, self.state)
         if out is None:
-            computed = self.draw.method.compute(problem, initial_state=state)
-            out, state = computed.out, computed.trace.final_state
-        self.state = state
+            out, self.state = self.method.read_on(problem, self.state)
         return out
 
 
-def memory_of(method: Method, draw: RandomSeed | None, block: int) -> Memory:
+def memory_of(method: Method, draw: RandomDraw | None, block: int) -> Memory:
     """An empty memory for a method that can read on from where it stopped."""
-    match method:
-        case Exact():
-            return KeysAndValues(block, method)
-        case Separable():
-            return ColumnSums(block, method)
-        case RandomFeatures():
-            assert isinstance(draw, Directions)
-            return FeatureSums(block, draw)
+    if method.is_exact:
+        return KeysAndValues(block, method)
+    if method.has_state:
+        return RunningState(block, method, draw)
     chosen = method.selects_landmarks
     why = "its landmarks are chosen among all keys" if chosen else "it carries no state from key to key"
     rule = f"cannot decode token by token: {why}"
-    raise ParameterError("method", method.name, rule, "decode with exact, separable or random_features")
+    able = [name for name, kind in all_methods().items() if kind.is_exact or kind().has_state]
+    raise ParameterError("method", method.name, rule, f"decode with {' or '.join(able)}")
 
 
 @dataclass

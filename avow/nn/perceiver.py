@@ -12,7 +12,6 @@ and letters alone would not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -115,13 +114,13 @@ class PerceiverLM(CharacterModel):
             Block(c.width, Attention(c.width, c.heads, key_heads=c.key_heads, dropout=c.dropout), c.dropout)
             for _ in range(c.latent_layers)
         )
-        count = c.layers - c.latent_layers - 1
-        self.near = nn.ModuleList(Crossing(c, rotary) for _ in range(count // 2))
-        self.up = nn.ModuleList(Crossing(c, rotary) for _ in range(count - count // 2))
+        layers = [Crossing(c, rotary) for _ in range(c.layers - c.latent_layers - 1)]
+        half = len(layers) // 2
+        self.near, self.up = nn.ModuleList(layers[:half]), nn.ModuleList(layers[half:])
         self.norm = nn.LayerNorm(c.width)
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         initialise(self, c.layers)
-        for crossing in (self.down, *self._nears, *self._ups):
+        for crossing in (self.down, *layers):
             quieten(crossing.outward, crossing.mlp, c.layers)
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
@@ -129,15 +128,15 @@ class PerceiverLM(CharacterModel):
         check_ids(ids, self.config, start=0)
         x = self.embedded(ids, 0)
         at = torch.arange(-(-x.shape[1] // self.segment), device=x.device) * self.segment  # horizons (t,)
-        for near in self._nears:
+        for near in self.near:
             x = self._over_segments(near, x, at, None)
         latents = self._latents(x, at)  # (b·t, m, w)
-        for up in self._ups:
+        for up in self.up:
             x = self._over_segments(up, x, at, latents)
         return self.head(self.norm(x))
 
     def _over_segments(
-        self, layer: Crossing, x: Float[Tensor, "b n w"], at: Int[Tensor, "t"], latents: Float[Tensor, "bt m w"] | None
+        self, layer: nn.Module, x: Float[Tensor, "b n w"], at: Int[Tensor, "t"], latents: Float[Tensor, "bt m w"] | None
     ) -> Float[Tensor, "b n w"]:
         """A layer of tokens: every segment reads the latents of its horizon, the segment before it, and itself."""
         (b, n, w), size, count = x.shape, self.segment, at.shape[0]
@@ -202,21 +201,13 @@ class PerceiverLM(CharacterModel):
         seen = places <= own[:, None]
         m = cache.latents.shape[1]
         behind = torch.cat([own.new_full((m,), cache.length - inside), places])
-        for index, near in enumerate(self._nears):
+        for index, near in enumerate(self.near):
             x = near(x, cache.remember(index, x), seen, (own[None], places[None]))
         cache.tokens = torch.cat([cache.tokens, x], 1)
         seen = pad(seen, (m, 0), value=True)
-        for index, up in enumerate(self._ups, len(self.near)):
+        for index, up in enumerate(self.up, len(self.near)):
             x = up(x, torch.cat([cache.latents, cache.remember(index, x)], 1), seen, (own[None], behind[None]))
         return self.head(self.norm(x))
-
-    @property
-    def _nears(self) -> list[Crossing]:
-        return cast("list[Crossing]", list(self.near))
-
-    @property
-    def _ups(self) -> list[Crossing]:
-        return cast("list[Crossing]", list(self.up))
 
 
 def _check(c: ModelConfig) -> None:

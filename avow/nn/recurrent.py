@@ -92,9 +92,8 @@ class GradientHorizon:
 
     def __str__(self) -> str:
         scope = "whatever the inputs" if self.kind == "contraction" else "on these inputs"
-        return (
-            f"‖∂h_{self.steps}/∂h_0‖ ≤ {self.bound:.3g} {scope}, {self.rate:.4g} a step; measured {self.measured:.3g}"
-        )
+        rates = f"{self.bound:.3g} {scope}, {self.rate:.4g} a step; measured {self.measured:.3g}"
+        return f"‖∂h_{self.steps}/∂h_0‖ ≤ {rates}"
 
 
 def gradient_horizon(

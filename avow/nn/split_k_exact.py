@@ -22,10 +22,9 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.core import Certificate, Problem, Sizes
+from avow.core import Certificate, LazyCertificate, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.methods.exact import Exact
-from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.token_buffers import Ends, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack
@@ -351,9 +350,8 @@ def _parts(
     keys, values = (x[:, :, :main].view(-1, parts, each, d) for x in (k, v))  # (h, c, s/c, d)
     # A part that is alone would be spread over threads, few rows for each.
     heads = 2 if len(keys) * parts == 1 else parts
-    out, logs = (
-        x[:, :parts] for x in _kernel(*(x.expand(-1, heads, -1, -1) for x in (rows, keys, values)), scale=scale)
-    )
+    spread = (x.expand(-1, heads, -1, -1) for x in (rows, keys, values))
+    out, logs = (x[:, :parts] for x in _kernel(*spread, scale=scale))
     if main == s:
         return out, logs
     more, their = _kernel(rows, *(x[:, :, main:].view(-1, 1, s - main, d) for x in (k, v)), scale=scale)

@@ -29,17 +29,14 @@ from avow.parameters import declared
 _BEYOND = 1e30
 # Lengths of values for which float32 has room: shorter and longer ones are kept in float64.
 _SHORTEST, _LONGEST = 2.0**-100, 2.0**100
-
+# Lengths of tokens between these are far from where anything overflows or underflows.
+_SHORT, _LONG = 2.0**-20, 2.0**40
 # Devices whose look at a group wants its rows side by side.
 _ACROSS = ("cpu",)
-
 # Devices on which tokens are sketched when they come; elsewhere, when the sketch is asked for. So many groups at once:
 # the arithmetic takes many times their memory.
 _EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
-
-# Lengths of tokens between these are far from where anything overflows or underflows.
-_SHORT, _LONG = 2.0**-20, 2.0**40
-
+# The parts of a sketch that lie in buffers.
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
 
@@ -77,12 +74,12 @@ class TokenBuffers:
         self,
         key_heads: int,
         dim: int,
-        value_dim: int | None,
-        batch: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        bits: int | None,
-        window: int | None,
+        value_dim: int | None = None,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        bits: int | None = 4,
+        window: int | None = None,
     ) -> None:
         value_dim = dim if value_dim is None else value_dim
         for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
@@ -101,15 +98,13 @@ class TokenBuffers:
         self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
         self.dtype, self.device, self.bits, self.window = dtype, place, bits, window
         self._position = 0
-        """How many tokens were appended in all."""
         self._base = 0
         """The position of the first token that the buffers hold: the first of a group."""
         self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
         self._spread: Tensor | None = None
-        nothing = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device)
-        self._extremes = nothing.repeat(batch, key_heads, 1)
+        self._extremes = self._no_extremes()
         """At most the shortest, and at least the longest of all values so far."""
         self._known_ends: Ends | None = None
         """`_ends` if it is known and no later token changed it."""
@@ -156,11 +151,10 @@ class TokenBuffers:
     def holding(self) -> Holding:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
         self._measure()
-        lengths = self._buffers["norms"][:, :, : self._position - self._base]
+        lengths = self._buffers["norms"][:, :, : self._position - self._base].double()
         error = norm_slack(max(self.dim, self.value_dim), self.dtype, self.dtype == torch.float64)
-        return Holding(
-            *self.tokens, lengths.double(), self._longest, error, None if self.bits is None else self._sketch(0)
-        )
+        sketch = None if self.bits is None else self._sketch(0)
+        return Holding(*self.tokens, lengths, self._longest, error, sketch)
 
     def measured(
         self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
@@ -168,7 +162,8 @@ class TokenBuffers:
         """At least the lengths of tokens' keys and values; raises if `append` would."""
         self._check(k, v)
         longest, norms = row_norms(k.detach(), "k"), row_norms(v.detach(), "v", faithful=True)
-        check_range(0.0, _largest(longest), _largest(norms), 1.0)
+        key, value = (float(x.amax()) if x.numel() else 0.0 for x in (longest, norms))
+        check_range(0.0, key, value, 1.0)
         return longest, norms
 
     def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
@@ -196,8 +191,11 @@ class TokenBuffers:
         if wide and not self._wide:
             buffers = buffers | {"norms": buffers["norms"].double()}
         start, end = self._position - base, after - base
-        # A GPU's steps find the sketch in place, also those that a CUDA graph repeats.
-        fresh = self._fresh_groups(k, start) if self.device.type in _EAGER else None
+        fresh, begun = None, start % GROUP
+        if self.device.type in _EAGER and self.bits is not None and begun + count >= GROUP:
+            # A GPU's steps find the sketch in place, also those that a CUDA graph repeats.
+            held = self._position - self._base
+            fresh = self._groups_of(torch.cat([self._buffers["keys"][:, :, held - begun : held], k], 2))
         # Nothing below can fail: only now does the cache change.
         for name, x in (("keys", k), ("values", v), ("norms", lengths)):
             buffers[name][:, :, start:end] = x
@@ -211,37 +209,35 @@ class TokenBuffers:
 
     def _restore(self, saved: Saved) -> None:
         """Hold what a cache like this one held; it must be empty. Raises if `append` would."""
-        self._wide = saved.wide
-        if saved.metric is not None and saved.size is not None:
-            self._metric, self._size = saved.metric.to(self.device), saved.size.to(self.device)
-        held = saved.position - saved.base
+        # Keys and values are moved in parts: there may be room for one copy alone.
+        tensors = {name: x if name in ("keys", "values") else x.to(self.device) for name, x in saved.tensors.items()}
+        position, base, self._wide = (saved.state[name] for name in ("position", "base", "wide"))
+        self._metric, self._size = tensors.get("metric"), tensors.get("size")
+        held = position - base
         # A window forgets when tokens come in parts; it never holds many.
         most = _GROUPS_AT_ONCE * GROUP if self.window is None else max(held, 1)
         for start in range(0, held, most):
-            k, v, norms = (
-                x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values, saved.norms)
-            )
+            parts = (tensors[name][:, :, start : start + most] for name in ("keys", "values", "norms"))
+            k, v, norms = (part.to(self.device) for part in parts)
             self.append(k, v)
             self._check_norms(norms, v)
         if held:
             self._measure()
             self._known_ends = None
             # Measured together with others, lengths differ in their last digits.
-            self._buffers["norms"][:, :, :held] = saved.norms
-            nothing = torch.zeros_like(self._extremes)
-            nothing[..., 0] = math.inf
-            self._extremes = wider(nothing, self._buffers["norms"][:, :, :held])
-        self._base, self._position = saved.base, saved.position
-        own, self._longest = self._longest, torch.maximum(self._longest, saved.longest.to(self.device))
+            self._buffers["norms"][:, :, :held] = tensors["norms"]
+            self._extremes = wider(self._no_extremes(), tensors["norms"])
+        self._base, self._position = base, position
+        own, self._longest = self._longest, torch.maximum(self._longest, tensors["longest"])
         # Of keys that a window forgot nothing else is left. Bounds differ a little with what is measured together.
         if self.window is None and bool((self._longest > 2 * own + 2.0**-40).any()):
             raise ParameterError("longest", float(self._longest.amax()), "exceeds the longest key", "save it again")
-        if saved.spread is not None:
+        if "spread" in tensors:
             self._sketch(0)  # what these keys lose is known when they are sketched; the file may say more
-            self._spread = saved.spread.to(self.device)
+            self._spread = tensors["spread"]
             if not spread_holds(self._sketch(0), self._buffers["keys"]):
                 rule = "is less than the sketch lost of the keys"
-                raise ParameterError("spread", float(saved.spread.amax()), rule, "save it again")
+                raise ParameterError("spread", float(self._spread.amax()), rule, "save it again")
 
     def _write_one(self, k: Tensor, v: Tensor) -> bool:
         """Whether this was one token of usual numbers, for which there is room on a CPU; if so, it is written.
@@ -267,16 +263,14 @@ class TokenBuffers:
         )
         if not usual:
             return False
-        known = self._ends
-        own, lengths = row_lengths(k), row_lengths(v)
+        known, own, lengths = self._ends, row_lengths(k), row_lengths(v)
         # nan compares false with everything, each by itself: the largest of several may hide it.
         if not all(x <= _LONG for x in own) or not all(_SHORT <= x <= _LONG for x in lengths):
             return False
         keys[:, :, at : at + 1] = k
         values[:, :, at : at + 1] = v
-        self._known_ends = Ends(
-            list(map(max, known.keys, own)), list(map(max, known.values, lengths)), min(known.least, *lengths)
-        )
+        longest = list(map(max, known.keys, own)), list(map(max, known.values, lengths))
+        self._known_ends = Ends(*longest, min(known.least, *lengths))
         self._position += 1
         self._unmeasured += 1
         return True
@@ -296,7 +290,7 @@ class TokenBuffers:
         self._wide, self._unmeasured = wide, 0
 
     def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"]) -> None:
-        """Raise if some numbers are not bounds on the lengths of values such as `append` finds."""
+        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds."""
         # What `lengths` computes exceeds a length by half a slack, and is off by less than a quarter of one.
         least = lengths(v) * (1 - slack(self.value_dim, torch.float64) / 8)
         most = least * (1 + 4 * slack(self.value_dim, self.dtype) + 2.0**-20) + 2.0**-59 * math.sqrt(self.value_dim)
@@ -317,6 +311,10 @@ class TokenBuffers:
             keys, values = self._longest.flatten().tolist(), self._extremes.flatten(0, 1).tolist()
             self._known_ends = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
         return self._known_ends
+
+    def _no_extremes(self) -> Float64[Tensor, "b g 2"]:
+        nothing = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device)
+        return nothing.repeat(self.batch, self.key_heads, 1)
 
     @property
     def _groups(self) -> int:
@@ -362,14 +360,6 @@ class TokenBuffers:
             x[:, :, : old.shape[2]] = old
         return room, base
 
-    def _fresh_groups(self, k: Tensor, start: int) -> Sketch | None:
-        """The sketch of the groups that these keys, the first at `start` in the buffers, complete."""
-        begun = start % GROUP
-        if self.bits is None or begun + k.shape[-2] < GROUP:
-            return None
-        open_rows = self._buffers["keys"][:, :, self._position - self._base - begun : self._position - self._base]
-        return self._groups_of(torch.cat([open_rows, k], 2))
-
     def _groups_of(self, rows: Float[Tensor, "b g l d"]) -> Sketch:
         """The sketch of the whole groups among rows that follow those sketched before."""
         assert self.bits is not None
@@ -382,11 +372,8 @@ class TokenBuffers:
         wild = ~(fresh.reach <= _BEYOND)
         if not bool(wild.any()):
             return fresh
-        reach = fresh.reach.masked_fill(wild, math.inf)
-        scale, zero, radius = (
-            getattr(fresh, x).masked_fill(wild.unsqueeze(-1), 0) for x in ("scale", "zero", "radius")
-        )
-        return dataclasses.replace(fresh, scale=scale, zero=zero, radius=radius, reach=reach)
+        numbers = {x: getattr(fresh, x).masked_fill(wild.unsqueeze(-1), 0) for x in ("scale", "zero", "radius")}
+        return dataclasses.replace(fresh, **numbers, reach=fresh.reach.masked_fill(wild, math.inf))
 
     def _write_groups(self, buffers: dict[str, Tensor], fresh: Sketch) -> None:
         """Have these groups be the next that are sketched."""
@@ -418,8 +405,7 @@ class TokenBuffers:
                 raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", "convert it first")
             if x.device != self.device:
                 raise DtypeError(f"{name}.device", x.device, f"must equal the cache's {self.device}", "move it first")
-            wanted = (self.batch, self.key_heads, width)
-            if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != wanted:
+            if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != (self.batch, self.key_heads, width):
                 rule = f"must be ({self.batch}, {self.key_heads}, length, {width}), as the cache was made"
                 raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "append what its own heads gave")
         if k.shape[-2] != v.shape[-2]:
@@ -437,9 +423,8 @@ def _stored_norms(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Te
 
 def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -> Float64[Tensor, "b g 2"]:
     """The shortest and the longest so far, with some more lengths."""
-    return torch.stack(
-        [torch.minimum(extremes[..., 0], lengths.amin(-1)), torch.maximum(extremes[..., 1], lengths.amax(-1))], -1
-    )
+    shortest, longest = extremes.unbind(-1)
+    return torch.stack([torch.minimum(shortest, lengths.amin(-1)), torch.maximum(longest, lengths.amax(-1))], -1)
 
 
 def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
@@ -448,7 +433,8 @@ def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
     As `row_norms` has them, without a look at how small they are: squares vanish in float32 below 2^-63, and so do
     subnormal numbers that a CPU was told to flush, which is far less than what is added.
     """
-    grown, added = _allowances(rows.shape[-1], rows.dtype)
+    dim = rows.shape[-1]
+    grown, added = 1 + norm_slack(dim, rows.dtype, True) / 2, 2.0**-60 * math.sqrt(dim)
     return [x * grown + added for heads in row_sizes(rows).tolist() for head in heads for x in head]
 
 
@@ -458,18 +444,8 @@ def norm_slack(dim: int, dtype: torch.dtype, wide: bool) -> float:
     return slack(dim, dtype) + (0.0 if wide else 2.0**-22)  # those in float32 were rounded up once more
 
 
-@functools.cache
-def _allowances(dim: int, dtype: torch.dtype) -> tuple[float, float]:
-    """What a computed norm is multiplied by, and what is added, to be no less than the true one."""
-    return 1 + slack(dim, dtype) / 2, 2.0**-60 * math.sqrt(dim)
-
-
 def row_sizes(rows: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n"]:
     """Norms of rows in their accumulator's type, as near as `slack`."""
     # A norm in the rows' own type takes half the time of one that has to convert them.
     same = rows.dtype in (torch.float32, torch.float64)
     return torch.linalg.vector_norm(rows, dim=-1, dtype=None if same else torch.float32)
-
-
-def _largest(norms: Tensor) -> float:
-    return float(norms.amax()) if norms.numel() else 0.0

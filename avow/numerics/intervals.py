@@ -169,12 +169,3 @@ def frobenius(x: arb_mat) -> arb:
 def longest(x: arb_mat) -> arb:
     """The largest norm of a row."""
     return most(norm(row) for row in x.tolist())
-
-
-def spectral(x: arb_mat) -> arb:
-    """At least the spectral norm, and at most d^(1/64) times it: the Frobenius norm of (xᵀx)³², brought back."""
-    power = x.transpose() * x
-    for _ in range(5):
-        power = power * power
-    size = frobenius(power)
-    return size.root(64) if size > 0 else frobenius(x)

@@ -25,7 +25,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STROKES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 2)))
 
 Mode = Literal["line", "line and points", "steps", "points", "open points", "crosses", "bars"]
-_PLOTLY_MODES = {"line": "lines", "steps": "lines", "line and points": "lines+markers"}
+_LINES = {"line": "lines", "steps": "lines", "line and points": "lines+markers"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,13 @@ class Axis:
     ticks: Sequence[float] = ()
     range: tuple[float, float] | None = None
 
+    def drawable(self, values: Sequence[Any]) -> list[Any]:
+        """Numbers, None where the axis has no place for one; names as they are."""
+        if self.names:
+            return list(values)
+        numbers = [math.nan if x is None else float(x) for x in values]
+        return [x if math.isfinite(x) and (x > 0 or not self.log) else None for x in numbers]
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -84,9 +91,11 @@ class Plot:
         return bool(self.y.names)
 
 
-def plot_of(chart: Chart) -> Plot:
-    """A chart with the usual looks in order."""
-    bars, traces = chart.marks == "bars", []
+def plot_of(picture: Chart | Plot) -> Plot:
+    """A plot as it is; a chart with the usual looks in order."""
+    if isinstance(picture, Plot):
+        return picture
+    chart, bars, traces = picture, picture.marks == "bars", []
     for i, (name, (xs, ys)) in enumerate(chart.series.items()):
         mode: Mode = "bars" if bars else "points" if chart.marks == "points" else line_mode(xs)
         x = [number(float(x)) for x in xs] if bars else xs
@@ -112,14 +121,6 @@ def picture_from(plain: Mapping[str, Any]) -> Picture:
     return Chart(**{**plain, "series": series})
 
 
-def _drawable(numbers: Sequence[Any], axis: Axis) -> list[Any]:
-    """Numbers with gaps where the axis has no place for them; names as they are."""
-    if axis.names:
-        return list(numbers)
-    values = [math.nan if x is None else float(x) for x in numbers]
-    return [x if math.isfinite(x) and (x > 0 or not axis.log) else None for x in values]
-
-
 def _all_x(chart: Chart) -> list[float]:
     """Every x at which something stands, in order."""
     return sorted({float(x) for xs, _ in chart.series.values() for x in xs})
@@ -128,25 +129,32 @@ def _all_x(chart: Chart) -> list[float]:
 # Pages: plotly.
 
 
-def figure(picture: Chart | Plot) -> dict[str, Any]:
-    """A chart or a plot as plotly reads it; colours of text and grid are left to the page's theme."""
-    plot = picture if isinstance(picture, Plot) else plot_of(picture)
-    x, y = ([z for trace in plot.traces for z in getattr(trace, name)] for name in "xy")
-    layout: dict[str, Any] = {"xaxis": _plotly_axis(plot.x, x), "yaxis": _plotly_axis(plot.y, y)}
+def figure(picture: Chart | Plot, **layout: Any) -> dict[str, Any]:
+    """A chart or a plot as plotly reads it; colours of text and grid are left to the page's theme.
+
+    `layout` is what a plot does not say, in plotly's own words: `xaxis={"dtick": 1}`.
+    """
+    plot = plot_of(picture)
+    own: dict[str, Any] = {
+        f"{name}axis": _plotly_axis(axis, [value for trace in plot.traces for value in getattr(trace, name)])
+        for name, axis in (("x", plot.x), ("y", plot.y))
+    }
     if plot.horizontal:
-        layout["yaxis"]["autorange"] = "reversed"
-        layout["barmode"] = "overlay"
+        own["yaxis"]["autorange"] = "reversed"
+        own["barmode"] = "overlay"
     if plot.upright is not None:
         line = {"type": "line", "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}
-        layout["shapes"] = [line | {"x0": plot.upright, "x1": plot.upright}]
-    return {"data": [_plotly_trace(trace, plot) for trace in plot.traces], "layout": layout}
+        own["shapes"] = [line | {"x0": plot.upright, "x1": plot.upright}]
+    for name, entry in layout.items():
+        own[name] = own[name] | entry if name in own and isinstance(entry, dict) else entry
+    return {"data": [_plotly_trace(trace, plot) for trace in plot.traces], "layout": own}
 
 
 def _plotly_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
     drawn: dict[str, Any] = {"title": {"text": escape(axis.title)}, "type": "log" if axis.log else "linear"}
     if axis.log:
         drawn["exponentformat"] = "power"
-        positive = [x for x in _drawable(values, axis) if x is not None]
+        positive = [x for x in axis.drawable(values) if x is not None]
         decades = math.log10(max(positive) / min(positive)) if positive else 0.0
         if decades >= 1:
             drawn["dtick"] = math.ceil(decades / 6)
@@ -159,31 +167,28 @@ def _plotly_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
     if axis.names:
         drawn |= {"type": "category", "categoryorder": "array", "categoryarray": [escape(x) for x in axis.names]}
     if axis.range is not None:
-        drawn["range"] = list(axis.range)
+        drawn["range"] = [math.log10(end) for end in axis.range] if axis.log else list(axis.range)
     return drawn
 
 
 def _plotly_trace(trace: Trace, plot: Plot) -> dict[str, Any]:
-    colour, symbol, _ = trace.look
-    x, y = _drawable(trace.x, plot.x), _drawable(trace.y, plot.y)
-    name = escape(trace.name)
-    drawn: dict[str, Any] = {"x": x, "y": y, "name": name, "legendgroup": name, "showlegend": trace.legend}
+    (colour, symbol, _), name = trace.look, escape(trace.name)
+    drawn: dict[str, Any] = {"x": plot.x.drawable(trace.x), "y": plot.y.drawable(trace.y)}
+    drawn |= {"name": name, "legendgroup": name, "showlegend": trace.legend}
     marker: dict[str, Any] = {"color": colour}
     if trace.mode == "bars":
-        drawn |= {"type": "bar", "orientation": "h" if plot.horizontal else "v", "marker": marker}
         marker["opacity"] = trace.opacity
+        drawn |= {"type": "bar", "orientation": "h" if plot.horizontal else "v", "marker": marker}
     else:
         marker |= {"symbol": symbol, "size": trace.size}
-        drawn["opacity"] = trace.opacity
         if trace.mode == "open points":
             marker |= {"symbol": f"{symbol}-open", "line": {"width": 2}}
         elif trace.mode == "crosses":
             marker |= {"symbol": "x-thin", "line": {"width": 2, "color": colour}}
-        line: dict[str, Any] = {"color": colour, "width": trace.width, "dash": _DASHES[trace.dash % len(_DASHES)]}
-        if trace.mode == "steps":
-            line["shape"] = "hv"
-        mode = _PLOTLY_MODES.get(trace.mode, "markers")
-        drawn |= {"type": "scatter", "mode": mode, "line": line, "marker": marker}
+        line = {"color": colour, "width": trace.width, "dash": _DASHES[trace.dash % len(_DASHES)]}
+        line |= {"shape": "hv"} if trace.mode == "steps" else {}
+        drawn |= {"type": "scatter", "mode": _LINES.get(trace.mode, "markers"), "opacity": trace.opacity}
+        drawn |= {"line": line, "marker": marker}
     if trace.hover:
         drawn |= {"text": list(trace.hover), "hovertemplate": "%{text}<extra></extra>", "textposition": "none"}
     elif trace.hover is None:
@@ -209,41 +214,36 @@ def panels_png(plots: Sequence[Plot], title: str, note: str) -> bytes:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     canvas = Figure(figsize=(12, 6), dpi=100, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.1))
-    canvas.suptitle(
-        _literal("\n".join(textwrap.wrap(title, 104))), x=0.012, ha="left", size=14, weight="bold", color=INK
-    )
+    canvas.suptitle(_wrapped(title, 104), x=0.012, ha="left", size=14, weight="bold", color=INK)
     panels = canvas.subplots(1, len(plots), sharey=True, squeeze=False)[0]
+    labelled: dict[str, Any] = {}
     for panel, plot in zip(panels, plots, strict=True):
         panel.set_title(_literal(plot.title), loc="left", fontsize=13, color=INK, pad=8)
         _draw(panel, plot)
         panel.set_ylabel("")
-    panels[0].set_ylabel(_literal(plots[0].y.title), color=SOFT)
-    labelled: dict[str, Any] = {}
-    for panel in panels:
         labelled |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    panels[0].set_ylabel(_literal(plots[0].y.title), color=SOFT)
     style = {"frameon": False, "fontsize": 10, "labelcolor": "linecolor", "title": note, "title_fontsize": 9}
     legend = canvas.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=len(labelled), **style)
     legend.get_title().set_color(SOFT)
     return _saved(canvas)
 
 
-def drawing(picture: Picture | Plot, size: tuple[float, float] = (8, 5)) -> Any:
+def drawing(picture: Picture | Plot) -> Any:
     """A chart, a table or a plot as a matplotlib figure."""
     from matplotlib.figure import Figure
 
-    if isinstance(picture, Plot) and picture.horizontal:
-        size = (9, 1.6 + 0.5 * len(picture.y.names))
+    plot = None if isinstance(picture, Table) else plot_of(picture)
+    size = (9, 1.6 + 0.5 * len(plot.y.names)) if plot and plot.horizontal else (8, 5)
     canvas = Figure(figsize=size, dpi=150, facecolor="white", layout="constrained")
     panel = canvas.add_subplot()
-    title = "\n".join(textwrap.wrap(picture.title, 80))
-    panel.set_title(_literal(title), loc="left", fontsize=12, color=INK, pad=10, weight="bold")
+    panel.set_title(_wrapped(picture.title, 80), loc="left", fontsize=12, color=INK, pad=10, weight="bold")
     if isinstance(picture, Table):
         _draw_table(panel, picture)
-        return canvas
-    plot = picture if isinstance(picture, Plot) else plot_of(picture)
-    _draw(panel, plot)
-    if any(trace.legend for trace in plot.traces):
-        panel.legend(frameon=False, fontsize=9, labelcolor=INK)
+    if plot:
+        _draw(panel, plot)
+        if any(trace.legend for trace in plot.traces):
+            panel.legend(frameon=False, fontsize=9, labelcolor=INK)
     return canvas
 
 
@@ -257,10 +257,7 @@ def _draw(panel: Any, plot: Plot) -> None:
     panel.grid(color=LINE, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.tick_params(length=0, labelsize=9, colors=SOFT, which="both")
-    for side in panel.spines.values():
-        side.set_visible(False)
-    panel.set(xlabel=_literal(plot.x.title), ylabel=_literal(plot.y.title))
-    panel.set(xscale="log" if plot.x.log else "linear", yscale="log" if plot.y.log else "linear")
+    panel.spines[:].set_visible(False)
     bars = [trace for trace in plot.traces if trace.mode == "bars"]
     for trace in plot.traces:
         if trace.mode == "bars":
@@ -269,28 +266,27 @@ def _draw(panel: Any, plot: Plot) -> None:
             _draw_trace(panel, plot, trace)
     if plot.upright is not None:
         panel.axvline(plot.upright, color=SOFT, linewidth=1, linestyle=(0, (1, 2)))
-    for axis, drawn in ((plot.x, panel.xaxis), (plot.y, panel.yaxis)):
+    for name, axis, drawn in (("x", plot.x, panel.xaxis), ("y", plot.y, panel.yaxis)):
+        panel.set(**{f"{name}label": _literal(axis.title), f"{name}scale": "log" if axis.log else "linear"})
         drawn.label.set_color(SOFT)
         if axis.format:
             drawn.set_major_formatter(lambda x, _, end=axis.format: f"{x:g}×" if end == "×" else f"{x:.0%}")
             drawn.set_minor_formatter(lambda x, _: "")
         if axis.names:
             every = 1 if plot.horizontal else -(-len(axis.names) // _SHOWN)
-            names = [_literal(name) for name in axis.names]
+            names = [_literal(one) for one in axis.names]
             drawn.set_ticks(range(0, len(names), every), names[::every], color=INK)
-    for axis, set_range in ((plot.x, panel.set_xlim), (plot.y, panel.set_ylim)):
         if axis.range is not None:
-            set_range(axis.range)
+            panel.set(**{f"{name}lim": axis.range})
     if plot.horizontal:
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
 
 
 def _draw_trace(panel: Any, plot: Plot, trace: Trace) -> None:
-    x, y = ([math.nan if z is None else z for z in _drawable(*pair)] for pair in ((trace.x, plot.x), (trace.y, plot.y)))
     style: dict[str, Any] = {"color": trace.look.colour, "alpha": trace.opacity, "linestyle": "none"}
     style["label"] = _literal(trace.name) if trace.legend else "_"
-    if trace.mode in ("line", "line and points", "steps"):
+    if trace.mode in _LINES:
         style |= {"linestyle": _STROKES[trace.dash % len(_STROKES)], "linewidth": trace.width}
     if trace.mode == "steps":
         style["drawstyle"] = "steps-post"
@@ -299,7 +295,7 @@ def _draw_trace(panel: Any, plot: Plot, trace: Trace) -> None:
         style |= crossed if trace.mode == "crosses" else {"marker": trace.look.marker, "markersize": 6}
     if trace.mode == "open points":
         style |= {"markerfacecolor": "white", "markeredgewidth": 1.6}
-    panel.plot(x, y, **style)
+    panel.plot(_with_gaps(plot.x, trace.x), _with_gaps(plot.y, trace.y), **style)
 
 
 def _draw_bars(panel: Any, plot: Plot, trace: Trace, i: int, count: int) -> None:
@@ -311,12 +307,16 @@ def _draw_bars(panel: Any, plot: Plot, trace: Trace, i: int, count: int) -> None
         return
     width, names = 0.8 / count, list(plot.x.names)
     left = [names.index(name) + (i - (count - 1) / 2) * width for name in trace.x]
-    panel.bar(left, [math.nan if y is None else y for y in _drawable(trace.y, plot.y)], width, **style)
+    panel.bar(left, _with_gaps(plot.y, trace.y), width, **style)
+
+
+def _with_gaps(axis: Axis, values: Sequence[Any]) -> list[float]:
+    return [math.nan if x is None else x for x in axis.drawable(values)]
 
 
 def _draw_table(panel: Any, table: Table) -> None:
     panel.axis("off")
-    cells = [[_literal("\n".join(textwrap.wrap(number(cell), 28))) for cell in row] for row in table.rows]
+    cells = [[_wrapped(number(cell), 28) for cell in row] for row in table.rows]
     if not cells:
         return
     headings = [_literal(heading) for heading in table.headings]
@@ -335,22 +335,22 @@ def _literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def _wrapped(text: str, width: int) -> str:
+    return _literal("\n".join(textwrap.wrap(text, width)))
+
+
 # Terminals.
 
 
 def columns(picture: Picture) -> Columns:
     """A chart or a table for a terminal; of a long chart some points, evenly taken."""
     if isinstance(picture, Chart):
-        return columns(_tabled(picture))
+        xs = _all_x(picture)
+        if len(xs) > _SHOWN:
+            xs = [xs[round(i * (len(xs) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
+        by_x = [dict(zip(map(float, xs), map(float, ys), strict=True)) for xs, ys in picture.series.values()]
+        points = [(x, *(series.get(x) for series in by_x)) for x in xs]
+        picture = Table(f"{picture.title} ({picture.y})", (picture.x, *picture.series), points)
     numeric = [any(isinstance(row[i], int | float) for row in picture.rows) for i in range(len(picture.headings))]
     rows = [[number(cell) for cell in row] for row in picture.rows]
     return Columns("".join("r" if x else "w" for x in numeric), picture.headings, rows, picture.title)
-
-
-def _tabled(chart: Chart) -> Table:
-    xs = _all_x(chart)
-    if len(xs) > _SHOWN:
-        xs = [xs[round(i * (len(xs) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
-    by_x = [dict(zip(map(float, xs), map(float, ys), strict=True)) for xs, ys in chart.series.values()]
-    rows = [(x, *(points.get(x) for points in by_x)) for x in xs]
-    return Table(f"{chart.title} ({chart.y})", (chart.x, *chart.series), rows)

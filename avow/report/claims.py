@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart
 from avow.report import charts, formatting
 from avow.report.mathml import formula
-from avow.report.page import Cell, macro, render
+from avow.report.page import macro, render
 from avow.report.terminal import Columns
 from avow.theory.claims.claim import Claim, Evidence, Finding, Verdict
 
@@ -47,25 +47,10 @@ def headline(findings: Sequence[Finding]) -> str:
 def claims_page(findings: Sequence[Finding], command: str) -> str:
     """The page: every claim with its verdict, formula, evidence and picture; `command` is what made it."""
     figures: dict[str, Any] = {}
-    known = {finding.claim.id for finding in findings}
-    counts = Counter(finding.verdict for finding in findings)
-    marks = [{"data-topic": f.claim.topic, "data-verdict": f.verdict} for f in findings]
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for finding, mark in zip(findings, marks, strict=True):
-        article = {
-            "anchor": _anchor(finding.claim.id),
-            "claim": finding.claim,
-            "mark": mark,
-            "badge": _badge(finding),
-            "differs": not finding.as_recorded,
-            "stated": Markup(stated(finding.claim)),
-            "judged": Markup(judged(finding, figures, known)),
-        }
-        topics.setdefault(finding.claim.topic, []).append(article)
-    rows = [
-        (Cell(_linked(f.claim.id)), Cell(_badge(f), "verdict"), f.claim.plain, Cell(", ".join(f.kinds), "wide soft"))
-        for f in findings
-    ]
+    known, counts = {finding.claim.id for finding in findings}, Counter(finding.verdict for finding in findings)
+    topics: dict[str, list[tuple[Finding, Markup]]] = {}
+    for finding in findings:
+        topics.setdefault(finding.claim.topic, []).append((finding, Markup(judged(finding, figures, known))))
     return render(
         "claims.html",
         figures,
@@ -73,8 +58,8 @@ def claims_page(findings: Sequence[Finding], command: str) -> str:
         headline=headline(findings),
         counts={verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
         topics=topics,
-        overview=Table("", ("claim", "verdict", "in words", "evidence"), rows),
-        marks=marks,
+        findings=findings,
+        anchor=_anchor,
         command=command,
     )
 
@@ -94,9 +79,8 @@ def judged(finding: Finding, figures: dict[str, Any], known: set[str], link: str
     if isinstance(picture, Chart):
         id = f"picture-{_anchor(finding.claim.id)}"
         figures[id] = charts.figure(picture)
-    code = Markup("<code>{}</code>")
-    rests_on = [_linked(need, link) if need in known else code.format(need) for need in finding.claim.needs]
-    return str(macro("claim.html", "judged")(finding, picture, id, _facts, rests_on))
+    needs = {need: link.format(_anchor(need)) if need in known else "" for need in finding.claim.needs}
+    return str(macro("claim.html", "judged")(finding, picture, id, _facts, needs))
 
 
 def _facts(step: Evidence) -> Iterator[Markup]:
@@ -125,16 +109,6 @@ def fact_text(fact: Any) -> str:
     if isinstance(fact, Mapping):
         return ", ".join(f"{name} {fact_text(value)}" for name, value in fact.items())
     return formatting.number(fact)
-
-
-def _badge(finding: Finding) -> Markup:
-    """The verdict, in its colour."""
-    return Markup('<span class="badge {}">{}</span>').format(finding.verdict.replace(" ", "-"), finding.verdict)
-
-
-def _linked(id: str, link: str = LINK) -> Markup:
-    """The id of a claim as a link to its page."""
-    return Markup('<a href="{}"><code>{}</code></a>').format(link.format(_anchor(id)), id)
 
 
 def _anchor(id: str) -> str:
@@ -186,11 +160,17 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
             yield _indented(claim.amended_plain)
         yield _indented(claim.amended, "dim")
     yield from _section("assumes", claim.assumptions)
-    yield from _section("evidence", map(_step_line, finding.evidence), finding.evidence)
+    steps: list[RenderableType] = []
+    for step in finding.evidence:
+        steps.append(Text(f"{step.kind}{', of what is true instead' if step.amended else ''}: {step.says}"))
+        if step.facts:
+            facts = (f"{name} = {fact_text(fact)}" for name, fact in step.facts.items())
+            steps.append(_indented("; ".join(facts), "dim"))
+    yield from _section("evidence", steps)
     if finding.trouble:
         yield _indented(finding.trouble, "red")
     outcomes = ((name, "rejected" if rejected else "ACCEPTED") for name, rejected in finding.sabotages.items())
-    yield from _section("broken on purpose", (f"{name} → {outcome}" for name, outcome in outcomes))
+    yield from _section("broken on purpose", [f"{name} → {outcome}" for name, outcome in outcomes])
     if finding.picture is not None:
         yield Text()
         yield charts.columns(charts.picture_from(finding.picture))
@@ -198,23 +178,14 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
     yield from _section("rests on", claim.needs)
 
 
-def _step_line(step: Evidence) -> str:
-    return f"{step.kind}{', of what is true instead' if step.amended else ''}: {step.says}"
+def _section(title: str, lines: Sequence[str | RenderableType]) -> Iterator[RenderableType]:
+    if lines:
+        yield Text(f"\n{title}", "bold")
+        yield from map(_indented, lines)
 
 
-def _section(title: str, lines: Iterable[str], steps: Sequence[Evidence] = ()) -> Iterator[RenderableType]:
-    """Lines under a title, and under each step of evidence its facts."""
-    for i, line in enumerate(lines):
-        if i == 0:
-            yield Text(f"\n{title}", "bold")
-        yield _indented(line)
-        if steps and steps[i].facts:
-            facts = (f"{name} = {fact_text(fact)}" for name, fact in steps[i].facts.items())
-            yield Padding(Text("; ".join(facts), "dim"), (0, 0, 0, 4))
-
-
-def _indented(text: str, style: str = "") -> RenderableType:
-    return Padding(Text(text, style), (0, 0, 0, 2))
+def _indented(text: str | RenderableType, style: str = "") -> RenderableType:
+    return Padding(Text(text, style) if isinstance(text, str) else text, (0, 0, 0, 2))
 
 
 def _coloured(verdict: Verdict) -> Text:

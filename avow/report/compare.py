@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from avow.bench.compare import GOAL, SOFTMAX, Board, Comparison, Decoding, Measured, Row, Step
+from avow.bench.compare import GOAL, SOFTMAX, Board, Comparison, Decoding, Measured, Row, Step, frontier
+from avow.core import Method
 from avow.core.chart import Table
 from avow.planner import BOUND_UNIT, Plan
 from avow.report import formatting
@@ -90,21 +91,16 @@ def page(comparison: Comparison, command: str) -> str:
         figures,
         title="avow compare",
         headline=headline(comparison),
-        boards=comparison.boards,
-        tables=[_page_tables(board) for board in comparison.boards],
+        comparison=comparison,
+        rows_table=lambda board: Table("", _HEADINGS, [_cells(row) for row in board.rows]),
+        marks=lambda board: [{"class": _rank(row)} for row in board.rows],
+        steps_table=lambda decoding: Table("", _DECODING, [_step_cells(step) for step in decoding.steps]),
         command=command,
-        machine=comparison.machine,
     )
 
 
-def _page_tables(board: Board) -> dict[str, Any]:
-    ranks = ["absent" if row.measured is None else "best" if row.frontier else "other" for row in board.rows]
-    steps = () if board.decoding is None else board.decoding.steps
-    return {
-        "rows": Table("", _HEADINGS, [_cells(row) for row in board.rows]),
-        "marks": [{"class": rank} for rank in ranks],
-        "steps": Table("", _DECODING, [_step_cells(step) for step in steps]),
-    }
+def _rank(row: Row) -> str:
+    return "absent" if row.measured is None else "best" if row.frontier else "other"
 
 
 def png(comparison: Comparison) -> bytes:
@@ -113,64 +109,69 @@ def png(comparison: Comparison) -> bytes:
 
 
 def frontier_plot(board: Board) -> Plot:
-    """Time against error: a filled mark where a method was measured, an open one where its bound lies."""
-    best = sorted((m.ratio, m.to_softmax) for row, m in _measured(board) if row.frontier)
-    xs, ys = [x for x, _ in best], [y for _, y in best]
-    traces = [Trace("frontier", xs, ys, "steps", FRONTIER, width=6, opacity=0.22, hover=None)]
-    for name in dict.fromkeys(row.method.name for row, _ in _measured(board)):
-        traces += _method_traces(name, [(row, m) for row, m in _measured(board) if row.method.name == name])
+    """Time against error of every row that was measured."""
+    points = [Setting(row.method, m.ratio, m.to_softmax, m.bound, _hover(row, m)) for row, m in _measured(board)]
     x = Axis("time relative to exact attention", log=True, format="×")
-    return Plot(board.kind, x, Axis("error of the worst row", log=True), traces, upright=1)
+    return cost_plot(board.kind, x, Axis("error of the worst row", log=True), points)
 
 
-def _method_traces(name: str, rows: list[tuple[Row, Measured]]) -> list[Trace]:
-    ratios, hover = [m.ratio for _, m in rows], [_hover(row, m) for row, m in rows]
-    if rows[0][0].own_mechanism:
-        # Another mechanism's answer has a distance from softmax attention, and no promise about it.
-        distances = [m.to_softmax for _, m in rows]
-        return [Trace(f"{name} (its distance)", ratios, distances, "crosses", look(name), size=10, hover=hover)]
-    bounds = [(m.ratio, m.bound, _hover(row, m)) for row, m in rows if m.bound is not None]
-    stems = [(m.ratio, y) for _, m in rows if m.bound is not None for y in (m.error, m.bound, None)]
-    xs, ys = [x for x, _ in stems], [y for _, y in stems]
-    return [
-        Trace(name, xs, ys, "line", look(name), width=1, legend=False, hover=None),
-        Trace(name, ratios, [m.error for _, m in rows], "points", look(name), size=10, hover=hover),
-        Trace(
-            name,
-            [x for x, _, _ in bounds],
-            [y for _, y, _ in bounds],
-            "open points",
-            look(name),
-            size=10,
-            legend=False,
-            hover=[text for _, _, text in bounds],
-        ),
-    ]
+class Setting(NamedTuple):
+    """A method in a figure of cost against error: what it costs, its distance from softmax attention, its bound."""
+
+    method: Method
+    cost: float
+    error: float
+    bound: float | None
+    hover: str
+
+
+def cost_plot(title: str, x: Axis, y: Axis, settings: Sequence[Setting]) -> Plot:
+    """Cost against error: a filled mark where a method was measured, an open one where its bound lies.
+
+    Another mechanism is a cross: its answer has a distance from softmax attention, and no promise about it.
+    """
+    wins = frontier([(one.cost, one.error) for one in settings])
+    best = sorted((one.cost, one.error) for one, won in zip(settings, wins, strict=True) if won)
+    traces = [Trace("frontier", *_xy(best), "steps", FRONTIER, width=6, opacity=0.22, hover=None)]
+    for name in dict.fromkeys(one.method.name for one in settings):
+        own = [one for one in settings if one.method.name == name]
+        measured, hover = _xy((one.cost, one.error) for one in own), [one.hover for one in own]
+        if own[0].method.target != SOFTMAX:
+            traces.append(Trace(f"{name} (another mechanism)", *measured, "crosses", look(name), size=10, hover=hover))
+            continue
+        # A bound of None is a gap in stems and marks alike.
+        stems = _xy((one.cost, y) for one in own for y in (one.error, one.bound, None))
+        bounds = _xy((one.cost, one.bound) for one in own)
+        traces += [
+            Trace(name, *stems, "line", look(name), width=1, legend=False, hover=None),
+            Trace(name, *measured, "points", look(name), size=10, hover=hover),
+            Trace(name, *bounds, "open points", look(name), size=10, legend=False, hover=hover),
+        ]
+    return Plot(title, x, y, traces, upright=1)
+
+
+def _xy(points: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    pairs = list(points)
+    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def _hover(row: Row, m: Measured) -> str:
-    lines = [
-        f"<b>{row.method.label}</b>",
-        f"{formatting.ratio(m.ratio)} of exact's time",
-        f"{formatting.memory(m.peak_bytes)} at the peak",
-    ]
+    error, memory = formatting.error, formatting.memory(m.peak_bytes)
+    lines = [f"<b>{row.method.label}</b>", f"{formatting.ratio(m.ratio)} of exact's time", f"{memory} at the peak"]
     if row.own_mechanism:
-        lines.append(f"{formatting.error(m.to_softmax)} from softmax attention: it is another mechanism")
-    else:
-        lines.append(f"{formatting.error(m.error)} measured, {formatting.error(m.bound)} proved ({m.kind})")
-        own = f"{formatting.error(m.relative_error)} measured, {formatting.error(m.relative_bound)} proved"
-        lines.append(f"of the answer's length: {own}")
-    return "<br>".join(lines)
+        return "<br>".join([*lines, f"{error(m.to_softmax)} from softmax attention: it is another mechanism"])
+    own = f"{error(m.relative_error)} measured, {error(m.relative_bound)} proved"
+    promise = f"{error(m.error)} measured, {error(m.bound)} proved ({m.kind})"
+    return "<br>".join([*lines, promise, f"of the answer's length: {own}"])
 
 
 def _growth(comparison: Comparison, field: str, title: str, unit: float = 1.0) -> Plot:
     """A field of every method's points against the number of keys."""
     traces = []
     for name in dict.fromkeys(point.method.name for point in comparison.scaling):
-        points = [point for point in comparison.scaling if point.method.name == name]
-        ys = [getattr(point, field) * unit for point in points]
-        hover = [f"{name}, {point.length:,} keys: {y:.3g} {title}" for point, y in zip(points, ys, strict=True)]
-        traces.append(Trace(name, [p.length for p in points], ys, "line and points", look(name), hover=hover))
+        points = [(p.length, getattr(p, field) * unit) for p in comparison.scaling if p.method.name == name]
+        hover = [f"{name}, {length:,} keys: {y:.3g} {title}" for length, y in points]
+        traces.append(Trace(name, *_xy(points), "line and points", look(name), hover=hover))
     lengths = sorted({point.length for point in comparison.scaling})
     return Plot("", Axis("keys", log=True, ticks=lengths), Axis(title, log=True), traces)
 
@@ -178,29 +179,27 @@ def _growth(comparison: Comparison, field: str, title: str, unit: float = 1.0) -
 def board_table(board: Board) -> Columns:
     """One workload's rows; what no other row beats is bold."""
     title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{formatting.shape(board.sizes)}")
-    missing: dict[tuple[str, str], list[str]] = {}
-    for row in board.rows:
-        if row.measured is None:
-            missing.setdefault((row.method.name, row.why), []).append(row.method.label)
-    # What holds for several settings of a method is said once.
-    notes = [f"{formatting.listed(labels)} not measured: {why}" for (_, why), labels in missing.items()]
+    missing = (((row.method.name, row.why), row.method.label) for row in board.rows if row.measured is None)
+    notes = [f"{labels} not measured: {why}" for (_, why), labels in _said_once(missing)]
     own = {(row.method.name, row.method.target) for row in board.rows if row.own_mechanism}
     notes += [f"{name}: error and bound are those of {target}" for name, target in sorted(own)]
-    rows, styles = [], []
+    rows = []
     for row, m in _measured(board):
         name, time, _, error, bound, _, _, softmax, _ = _cells(row)
         rows.append([name, time, f"{m.peak_bytes / 2**20:.1f}", error, bound, softmax, _holds(m)])
-        styles.append("bold" if row.frontier else "")
     headings = ("method", "time", "MiB", "error", "bound", "to\nsoftmax", "holds")
-    return Columns("lrrrrrr", headings, rows, title, [_UNIT, *notes], styles)
+    return Columns("lrrrrrr", headings, rows, title, [_UNIT, *notes], _styles(board))
 
 
 def relative_table(board: Board) -> Columns:
     """The same rows' errors relative to the answer: they have no room beside the others in a narrow terminal."""
     rows = [[*_cells(row)[:1], *_cells(row)[5:7], _holds(m)] for row, m in _measured(board)]
-    styles = ["bold" if row.frontier else "" for row, _ in _measured(board)]
     title = f"{board.kind}: errors relative to the length of the true answer"
-    return Columns("lrrr", ("method", "error", "bound", "holds"), rows, title, [], styles)
+    return Columns("lrrr", ("method", "error", "bound", "holds"), rows, title, [], _styles(board))
+
+
+def _styles(board: Board) -> list[str]:
+    return ["bold" if row.frontier else "" for row, _ in _measured(board)]
 
 
 def _holds(m: Measured) -> str:
@@ -208,14 +207,10 @@ def _holds(m: Measured) -> str:
 
 
 def decoding_table(decoding: Decoding) -> Columns:
-    """Steps of decoding, one line a tolerance; a reason that several share is said once."""
+    """Steps of decoding, one line a tolerance."""
     where = f": the last query against {formatting.count(decoding.keys, 'key')} in a cache"
-    reasons: dict[str, list[str]] = {}
-    for step in decoding.steps:
-        if step.because:
-            sure = f" at {step.confidence:g}" if step.confidence < 1 else ""
-            reasons.setdefault(step.because, []).append(f"{step.tol:g}{sure}")
-    notes = [f"{formatting.listed(labels)}: {why}" for why, labels in reasons.items()]
+    labelled = ((s.because, f"{s.tol:g}{f' at {s.confidence:g}' if s.confidence < 1 else ''}") for s in decoding.steps)
+    notes = [f"{labels}: {why}" for why, labels in _said_once(labelled) if why]
     rows = [_step_cells(step)[:-1] for step in decoding.steps]
     return Columns("rrrrrrrr", _DECODING[:-1], rows, Text.assemble(("decoding", "bold"), where), notes)
 
@@ -242,9 +237,8 @@ def _cells(row: Row) -> list[str]:
 
 
 def plan_table(plan: Plan) -> Columns:
-    """Candidates from the chosen one down, and below them why the others lost; a reason that several share once."""
-    rows, styles = [], []
-    reasons: dict[str, list[str]] = {}
+    """Candidates from the chosen one down, and below them why the others lost."""
+    rows, styles, reasons = [], [], []
     for candidate in plan.ranked:
         chosen, label = candidate is plan.chosen, candidate.method.label
         bound = formatting.NOTHING if candidate.estimate is None else formatting.error(candidate.estimate.bound)
@@ -252,7 +246,15 @@ def plan_table(plan: Plan) -> Columns:
         rows.append([f"{'→' if chosen else ' '} {label}", *price, bound])
         styles.append("bold" if chosen else "dim" if candidate.lost else "")
         why = candidate.lost or ("cheapest that meets the tolerance" if chosen else "also meets the tolerance, slower")
-        reasons.setdefault(why, []).append(label)
-    notes = [f"{why}: {formatting.listed(labels)}" for why, labels in reasons.items()]
+        reasons.append((why, label))
+    notes = [f"{why}: {labels}" for why, labels in _said_once(reasons)]
     headings = ("  method", "predicted", "memory", "bound")
     return Columns("lrrr", headings, rows, f"plan for {plan.goal} ({plan.source})", [*notes, BOUND_UNIT], styles)
+
+
+def _said_once(labelled: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
+    """Each reason once, with the labels that share it."""
+    shared: dict[Hashable, list[str]] = {}
+    for reason, label in labelled:
+        shared.setdefault(reason, []).append(label)
+    return ((reason, formatting.listed(labels)) for reason, labels in shared.items())

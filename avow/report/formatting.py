@@ -74,6 +74,19 @@ def listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def between(ends: tuple[float, float]) -> str:
+    """A number that is known to lie between two: as many digits as both ends share, at most ten.
+
+    >>> between((0.12345, 0.12346)), between((1.0, 2.0))
+    ('0.1235', '1 to 2')
+    """
+    for digits in range(10, 1, -1):
+        low, high = (f"{end:.{digits}g}" for end in ends)
+        if low == high:
+            return low
+    return f"{ends[0]:.3g} to {ends[1]:.3g}"
+
+
 def number(x: object) -> str:
     """A cell of any table: numbers short, the rest as it is.
 

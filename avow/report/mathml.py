@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 # A thick space, \enspace, \quad and \qquad; thinner ones tie what they part.
 _WIDE = ("0.278em", "0.5em", "1em", "2em")
+_THIN = {"width": "0.17em"}
 _ARROWS = frozenset("⇒⟹⟺⇔⇐")
 _OPENING, _CLOSING = frozenset("([{⟨⌊⌈"), frozenset(")]}⟩⌋⌉")
 
@@ -49,20 +50,16 @@ def _parts(nodes: list[ElementTree.Element]) -> Iterator[list[ElementTree.Elemen
     part: list[ElementTree.Element] = []
     depth = 0
     for node in _flat(nodes):
-        text = node.text or ""
-        base = _base(node)
+        text, base = node.text or "", _base(node)
         if base.tag == "mo":
             depth = max(0, depth + (base.text in _OPENING) - (base.text in _CLOSING))
-        if depth == 0 and node.tag == "mtext":
-            yield from filter(None, (part, [node]))
-            part = []
-            continue
-        if depth == 0 and text in _ARROWS and part:
+        words = depth == 0 and node.tag == "mtext"
+        if part and (words or (depth == 0 and text in _ARROWS)):
             yield part
             part = []
         part.append(node)
-        wide = node.attrib.get("width") in _WIDE
-        if depth == 0 and (wide or (node.tag == "mo" and text in (",", ";", ":"))):
+        wide, comma = node.attrib.get("width") in _WIDE, node.tag == "mo" and text in (",", ";", ":")
+        if words or (depth == 0 and (wide or comma)):
             yield part
             part = []
     if part:
@@ -112,19 +109,14 @@ def _mend(parent: ElementTree.Element) -> None:
     if parent.tag not in ("mrow", "mstyle"):
         return
     for i in range(len(parent) - 1, -1, -1):
-        if _is_function(parent[i]):
-            if i + 1 < len(parent) and not _is_sign(parent[i + 1]):
-                parent.insert(i + 1, _thin())
-            if (
-                i > 0
-                and not _is_function(parent[i - 1])
-                and (not _is_sign(parent[i - 1]) or parent[i - 1].text in _CLOSING)
-            ):
-                parent.insert(i, _thin())
-
-
-def _thin() -> ElementTree.Element:
-    return ElementTree.Element("mspace", {"width": "0.17em"})
+        if not _is_function(parent[i]):
+            continue
+        if i + 1 < len(parent) and not _is_sign(parent[i + 1]):
+            parent.insert(i + 1, ElementTree.Element("mspace", _THIN))
+        before = parent[i - 1] if i else None
+        closed = before is not None and (not _is_sign(before) or before.text in _CLOSING)
+        if before is not None and closed and not _is_function(before):
+            parent.insert(i, ElementTree.Element("mspace", _THIN))
 
 
 def _is_name(text: str) -> bool:

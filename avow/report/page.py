@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,16 +13,6 @@ from markupsafe import Markup
 from avow.core.chart import Table
 from avow.report import formatting
 from avow.report.mathml import display
-
-# Longer words may wrap; numbers never do.
-_LONG = 24
-
-
-class Cell(NamedTuple):
-    """A cell of a page's table, and its class."""
-
-    text: str
-    kind: str = ""
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
@@ -35,12 +25,9 @@ def document(title: str, body: str, style: str = "") -> str:
     return render("page.html", {}, title=title, body=Markup(body), style=Markup(style))
 
 
-def html_table(table: Table, kind: str = "", marks: Sequence[Mapping[str, str]] = ()) -> str:
-    """A table as a page shows it; it scrolls by itself where it is wider than the window.
-
-    `kind` is its class; `marks` are attributes of each row. Cells that are `Cell` keep their class.
-    """
-    return str(macro("macros.html", "table")(table, kind, marks))
+def html_table(table: Table) -> str:
+    """A table as a page shows it; it scrolls by itself where it is wider than the window."""
+    return str(macro("macros.html", "table")(table))
 
 
 def macro(template: str, name: str) -> Any:
@@ -66,10 +53,10 @@ def _environment() -> Environment:
     )
     environment.globals |= {"asset": asset, "plotly": _plotly}
     environment.filters |= {
-        "cell": _cell,
         "count": formatting.count,
         "display": lambda latex: Markup(display(latex)),
         "listed": formatting.listed,
+        "number": formatting.number,
         "seconds": formatting.seconds,
         "shape": formatting.shape,
     }
@@ -81,9 +68,3 @@ def _plotly() -> Markup:
     import plotly.offline
 
     return Markup(plotly.offline.get_plotlyjs())
-
-
-def _cell(cell: object) -> Cell:
-    if isinstance(cell, Cell):
-        return cell
-    return Cell(formatting.number(cell), "wordy" if isinstance(cell, str) and len(cell) > _LONG else "")

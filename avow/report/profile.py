@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -21,39 +20,19 @@ Figure = dict[str, Any]
 _SCALE = "Viridis"
 _FIGURES = ("|q|", "|k|", "|v|", "logits", "spread", "entropy", "90%", "99%", "99.9%", "rank", "first")
 _HEADINGS = ("layer", "head", "kind", *_FIGURES, "exact", "plan", "bound", "share")
-# Maps of single numbers: title, what it is, the number of a head, whether its scale is logarithmic.
-_MAPS: dict[str, tuple[str, str, Callable[[Head], float], bool]] = {
-    "tokens": (
-        "Tokens for 99% of the mass",
-        "The fewest tokens that together have 99% of a row's weight, on average.",
-        lambda head: head.figures.tokens[1],
-        True,
-    ),
-    "entropy": (
-        "Entropy",
-        "Of a row's weights, in nats: its exponential is how many tokens it is as good as spread over.",
-        lambda head: head.figures.entropy,
-        False,
-    ),
-    "spread": (
-        "Spread of logits",
-        "The largest logit of a row less its smallest. Random features need it small.",
-        lambda head: head.figures.spread,
-        False,
-    ),
-    "rank": (
-        "Effective rank",
-        "Of the sampled rows' weights: how many directions they use. Landmarks need it small.",
-        lambda head: head.figures.effective_rank,
-        False,
-    ),
+# Maps of single numbers, by the id of their figure: the number of a head, and whether its scale is logarithmic.
+_MAPS: dict[str, tuple[Callable[[Head], float], bool]] = {
+    "tokens": (lambda head: head.figures.tokens[1], True),
+    "entropy": (lambda head: head.figures.entropy, False),
+    "spread": (lambda head: head.figures.spread, False),
+    "rank": (lambda head: head.figures.effective_rank, False),
 }
 
 
 def profile_page(profile: Profile, command: str, machine: str) -> str:
     """The report as a page; `command` is what made it, `machine` where."""
     figures: dict[str, Figure] = {"kinds": kinds_figure(profile), "reading": reading_figure(profile, "sparse")}
-    figures |= {id: number_figure(profile, value, log) for id, (_, _, value, log) in _MAPS.items()}
+    figures |= {id: number_figure(profile, value, log) for id, (value, log) in _MAPS.items()}
     return render(
         "profile.html",
         figures,
@@ -64,11 +43,8 @@ def profile_page(profile: Profile, command: str, machine: str) -> str:
         kinds=kinds_table(profile),
         methods=methods_table(profile),
         heads=heads_table(profile),
-        maps={id: (title, words) for id, (title, words, _, _) in _MAPS.items()},
         rem=min(6 + 1.3 * max(len(heads) for heads in profile.layers.values()), 40),
-        near=NEAR,
-        rows=ROWS,
-        certified=CERTIFIED,
+        sampled={"near": NEAR, "rows": ROWS, "certified": CERTIFIED},
         command=command,
         machine=machine,
     )
@@ -114,13 +90,11 @@ def methods_table(profile: Profile) -> Table:
 
 def kinds_table(profile: Profile) -> Table:
     """How many heads of each kind there are, and what they need."""
-    counted = Counter(head.figures.kind for head in profile.heads)
     rows = []
     for kind in KINDS:
-        own = [head.figures for head in profile.heads if head.figures.kind == kind]
-        tokens = [statistics.median(x.tokens[i] for x in own) if own else None for i in range(3)]
-        entropy = statistics.median(x.entropy for x in own) if own else None
-        rows.append((kind, counted[kind], *tokens, entropy))
+        own = [(*head.figures.tokens, head.figures.entropy) for head in profile.heads if head.figures.kind == kind]
+        medians = [statistics.median(column) for column in zip(*own, strict=True)] if own else [None] * 4
+        rows.append((kind, len(own), *medians))
     return Table("Kinds of heads", ("kind", "heads", "90%", "99%", "99.9%", "entropy"), rows)
 
 
@@ -177,15 +151,15 @@ def _percent(shares: list[float]) -> str:
 
 def kinds_figure(profile: Profile) -> Figure:
     """Which kind each head is, by colour and by the first letter of its name."""
-    steps = [(i / len(KINDS), LOOKS[i].colour) for i in range(len(KINDS))]
-    scale = [[edge, colour] for low, colour in steps for edge in (low, low + 1 / len(KINDS))]
-    figure = _map(profile, lambda head: KINDS.index(head.figures.kind), "kind", lambda head: head.figures.kind)
-    trace = figure["data"][0]
-    trace |= {"colorscale": scale, "zmin": -0.5, "zmax": len(KINDS) - 0.5, "zsmooth": False}
-    trace["colorbar"] |= {"tickvals": list(range(len(KINDS))), "ticktext": list(KINDS)}
+    count = len(KINDS)
+    scale = [[(i + end) / count, LOOKS[i].colour] for i in range(count) for end in (0, 1)]
+    bar = {"title": {"text": "kind"}, "tickvals": list(range(count)), "ticktext": list(KINDS)}
+    drawn = _map(profile, lambda head: KINDS.index(head.figures.kind), lambda head: head.figures.kind, bar)
+    trace = drawn["data"][0]
     letters = [[None if x is None else KINDS[x][0] for x in row] for row in trace["z"]]
+    trace |= {"colorscale": scale, "zmin": -0.5, "zmax": count - 0.5, "zsmooth": False}
     trace |= {"text": letters, "texttemplate": "%{text}", "textfont": {"color": "#fff", "size": 11}}
-    return figure
+    return drawn
 
 
 def reading_figure(profile: Profile, method: str) -> Figure:
@@ -199,50 +173,49 @@ def reading_figure(profile: Profile, method: str) -> Figure:
         of_exact = share(head)
         return "no promise" if of_exact is None else f"{of_exact:.0%}"
 
-    figure = _map(profile, share, "", words)
-    figure["data"][0] |= {"zmin": 0, "zmax": 1, "reversescale": True}
-    figure["data"][0]["colorbar"] |= {"tickformat": ".0%"}
-    return figure
+    drawn = _map(profile, share, words, {"tickformat": ".0%"})
+    drawn["data"][0] |= {"zmin": 0, "zmax": 1, "reversescale": True}
+    return drawn
 
 
 def number_figure(profile: Profile, value: Callable[[Head], float], log: bool = False) -> Figure:
     """Any number of each head; on a logarithmic scale of colours where it spans decades."""
     if not log:
-        return _map(profile, value, "", lambda head: number(value(head)))
-    figure = _map(profile, lambda head: math.log10(max(value(head), 1e-300)), "", lambda head: f"{value(head):.3g}")
-    numbers = [x for row in figure["data"][0]["z"] for x in row if x is not None]
-    low, high = math.floor(min(numbers)), max(math.ceil(max(numbers)), math.floor(min(numbers)) + 1)
-    ticks = list(range(low, high + 1))
-    trace = figure["data"][0]
-    trace |= {"zmin": low, "zmax": high}
-    trace["colorbar"] |= {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
-    return figure
+        return _map(profile, value, lambda head: number(value(head)))
+
+    def logarithm(head: Head) -> float:
+        return math.log10(max(value(head), 1e-300))
+
+    decades = [logarithm(head) for head in profile.heads]
+    low = math.floor(min(decades))
+    ticks = list(range(low, max(math.ceil(max(decades)), low + 1) + 1))
+    bar = {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
+    drawn = _map(profile, logarithm, lambda head: f"{value(head):.3g}", bar)
+    drawn["data"][0] |= {"zmin": low, "zmax": ticks[-1]}
+    return drawn
 
 
-def _map(profile: Profile, value: Callable[[Head], float | None], title: str, words: Callable[[Head], str]) -> Figure:
-    layers = list(profile.layers.values())
-    most = max(len(heads) for heads in layers)
+def _map(
+    profile: Profile, value: Callable[[Head], float | None], words: Callable[[Head], str], bar: Figure | None = None
+) -> Figure:
+    """A square for each head, layers from left to right; `bar` is what plotly is to know of the bar of colours."""
+    layers = [(escape(name), heads) for name, heads in profile.layers.items()]
+    most = max(len(heads) for _, heads in layers)
 
-    def grid(cell: Callable[[int, Head], Any]) -> list[list[Any]]:
-        return [
-            [cell(i, heads[row]) if row < len(heads) else None for i, heads in enumerate(layers)] for row in range(most)
-        ]
+    def grid(cell: Callable[[str, Head], Any]) -> list[list[Any]]:
+        return [[cell(name, heads[i]) if i < len(heads) else None for name, heads in layers] for i in range(most)]
 
-    names = [escape(name) for name in profile.layers]
-    trace: dict[str, Any] = {
+    trace: Figure = {
         "type": "heatmap",
         "z": grid(lambda _, head: value(head)),
-        "customdata": grid(lambda i, head: f"{names[i]}, {words(head)}"),
+        "customdata": grid(lambda name, head: f"{name}, {words(head)}"),
         "hovertemplate": "head %{y} of %{customdata}<extra></extra>",
         "colorscale": _SCALE,
         "xgap": 1,
         "ygap": 1,
         "hoverongaps": False,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": title}},
+        "colorbar": {"thickness": 10, "outlinewidth": 0} | (bar or {}),
     }
-    axes = {
-        "xaxis": {"title": {"text": "layer"}, "showgrid": False, "dtick": 1 if len(layers) <= 16 else 5},
-        "yaxis": {"title": {"text": "head"}, "showgrid": False, "dtick": 1 if most <= 12 else 4},
-    }
-    axes["yaxis"]["autorange"] = "reversed"
-    return {"data": [trace], "layout": axes}
+    x = {"title": {"text": "layer"}, "showgrid": False, "dtick": 1 if len(layers) <= 16 else 5}
+    y = {"title": {"text": "head"}, "showgrid": False, "dtick": 1 if most <= 12 else 4, "autorange": "reversed"}
+    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y}}

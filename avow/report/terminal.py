@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -50,28 +52,28 @@ class Columns:
         if self.title:
             yield self.title if isinstance(self.title, Text) else bold(self.title)
         if self.rows:
-            yield from [self._beside()] if self._narrowest() <= options.max_width else self._below()
+            yield from self._beside() if self._narrowest() <= options.max_width else self._below()
         yield from (Text(note, "dim") for note in self.notes)
 
-    def _beside(self) -> Table:
+    def _beside(self) -> Iterator[RenderableType]:
         table = Table(box=None, pad_edge=False, show_header=any(self.headings))
         for kind, heading in zip(self.form, self.headings, strict=True):
             table.add_column(Text(heading), justify="right" if kind == "r" else "left", no_wrap=kind != "w")
         for row, style in self._styled():
-            table.add_row(*map(_text, row), style=style)
-        return table
+            table.add_row(*map(Text.assemble, row), style=style)
+        yield table
 
     def _below(self) -> Iterator[RenderableType]:
         if self.headings[0]:
             yield Text(self.headings[0].replace("\n", " "), "dim")
         for (first, *rest), style in self._styled():
-            yield Text.assemble(_text(first), style=f"{style} bold")
+            yield Text.assemble(first, style=f"{style} bold")
             cells = Table.grid(padding=(0, _GAP, 0, 0))
             cells.add_column(style="dim")
             cells.add_column(overflow="fold")
             for heading, cell in zip(self.headings[1:], rest, strict=True):
                 if str(cell):
-                    cells.add_row(Text(heading.replace("\n", " ")), _text(cell))
+                    cells.add_row(Text(heading.replace("\n", " ")), Text.assemble(cell))
             yield Padding(cells, (0, 0, 0, _GAP))
 
     def _styled(self) -> Iterator[tuple[Sequence[Cell], str]]:
@@ -98,32 +100,17 @@ def bold(words: str) -> Text:
     return Text(words, "bold")
 
 
-def _text(cell: Cell) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)
-
-
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """A function to call with the name of each step as it begins."""
     begun = itertools.count(1)
     if not sys.stderr.isatty():
-
-        def line(step: str) -> None:
-            print(f"[{next(begun)}/{steps}] {step}", file=sys.stderr, flush=True)
-
-        yield line
+        yield lambda step: print(f"[{next(begun)}/{steps}] {step}", file=sys.stderr, flush=True)
         return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
     count, name = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
     with Bar(BarColumn(), count, TimeElapsedColumn(), name, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=steps)
-
-        def step_bar(step: str) -> None:
-            bar.update(task, completed=next(begun) - 1, description=step)
-
-        yield step_bar
+        yield lambda step: bar.update(task, completed=next(begun) - 1, description=step)
 
 
 @contextmanager
@@ -132,18 +119,15 @@ def training_progress() -> Iterator[Callable[[Progress], None]]:
     if not sys.stderr.isatty():
         yield ProgressLines()
         return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[line]}"))
     with Bar(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         # Until the first line nothing is known of the length: the bar swings.
         task = bar.add_task("preparing", total=None, line="")
 
         def tell(progress: Progress) -> None:
-            share = f"{progress.step:,}/{progress.steps:,}"
+            step, steps = progress.step, progress.steps
             line = progress_line(progress)
-            bar.update(task, description=share, total=progress.steps, completed=progress.step, line=line)
+            bar.update(task, description=f"{step:,}/{steps:,}", total=steps, completed=step, line=line)
 
         yield tell
 
@@ -163,23 +147,14 @@ class ProgressLines:
 
 
 def progress_line(progress: Progress) -> str:
-    """The figures of a line: loss, pace and the time left.
+    """The figures of a line: loss, pace and the time left, as a clock shows it.
 
     >>> from avow.training import Progress
     >>> progress_line(Progress(10, 200, 0.5, 1.23456, 1e-3, 1.0, 12345.6, 0.1234, 75.0))
     'loss 1.235 · 12,346 tokens/s · MFU 12.3% · 1:15 left'
     """
+    minutes, seconds = divmod(round(progress.eta), 60)
+    hours, minutes = divmod(minutes, 60)
+    left = f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
     pace = f"{progress.tokens_per_second:,.0f} tokens/s · MFU {progress.mfu:.1%}"
-    left = f"{clock_time(progress.eta)} left" if progress.step < progress.steps else "done"
-    return f"loss {progress.loss:.3f} · {pace} · {left}"
-
-
-def clock_time(seconds: float) -> str:
-    """Seconds as a clock shows them.
-
-    >>> [clock_time(x) for x in (9.4, 75, 3723)]
-    ['0:09', '1:15', '1:02:03']
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return f"loss {progress.loss:.3f} · {pace} · {left if progress.step < progress.steps else 'done'}"

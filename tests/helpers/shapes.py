@@ -60,7 +60,7 @@ def run_methods() -> int:
         for p in problems():
             # A method may refuse a problem that has no meaning for it, but not all of them.
             with contextlib.suppress(InputError):
-                run(next(iter(method.settings(p.sizes)), method()), p)
+                run(next(iter(method.grid(p.sizes)), method()), p)
                 count += 1
         assert count > before, f"{name} refuses every problem"
     return count
@@ -109,8 +109,8 @@ def run_maths() -> None:
     norms.lengths(torch.randn(2, 4, 3))
     norms.length_floors(torch.randn(2, 4, 3))
     sketch.spread_holds(first, k)
-    tokens = torch.randn(3, 1, 2, 4, 3).unbind()
-    Separable().read_on(*tokens, Separable().read_on(*tokens, None)[1])
+    p, method = Problem.of(*torch.randn(3, 1, 2, 4, 3).unbind(), causal=True), Separable()
+    method.read_on(p, method.initial_state(p))
     rounding.tiled_depths(100, torch.float32, "cuda", many=True)
 
 

@@ -107,7 +107,7 @@ def check_certificate(found: Certificate) -> None:
 def check_rates(found: calibration.Rates) -> None:
     """Predicted times are numbers, whatever stands in the file."""
     for kind in avow.all_methods().values():
-        for method in kind.settings(SIZES):
+        for method in kind.grid(SIZES):
             seconds = found.seconds(method, SIZES)
             if not 0 <= seconds < math.inf:
                 raise Wrong(f"{method.name} would take {seconds} s")

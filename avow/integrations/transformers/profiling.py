@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from avow.calibration import Rates, least_seconds, rates
+from avow.calibration import Rates, rates
 from avow.core import Certificate, Kind, Method, Norms, Problem
 from avow.core.certify import certify
+from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.enabling import (
     Setting,
@@ -381,7 +382,7 @@ def _settings(p: Problem, tol: float) -> Iterator[Method]:
     for kind in softmax_methods():
         if kind.is_exact:
             continue
-        yield from kind.settings(p.sizes)
+        yield from kind.grid(p.sizes)
         if parameters := kind.tune({}, p.sizes, tol, 1.0):
             yield kind(**parameters)
 
@@ -410,7 +411,7 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
     """Offers of a method whose cost is that of whole texts; each head by itself, since one hopeless head is no reason
     to leave the others.
     """
-    exact = next(iter(exact_method().settings(whole.sizes)))
+    exact = next(iter(exact_method().grid(whole.sizes)))
     for head in range(whole.q.shape[1]):
         one, some = _head_of(whole, head), _head_of(rows, head)
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)

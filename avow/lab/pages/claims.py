@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 from avow.core.chart import Table
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
-from avow.report import formatting
+from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.report.claims import judged, stated
 from avow.report.page import html_table
 from avow.theory.claims import Claim, Finding, catalogue
 from avow.theory.claims.claim import as_json
 from avow.theory.claims.ledger import falsifiers
-from avow.theory.claims.random_search import MOST_CASES, STATED, Outcome, search, variants
+from avow.theory.claims.random_search import MOST_CASES, STATED, search, variants
 from avow.theory.claims.running import judged_after_needs
 
 _FIRST = "relu-linear-a"
@@ -26,6 +25,7 @@ _LINK = "/claims?claim={}"
 _SEARCH_SECONDS = 10.0
 # Balls of 128 bits that still hold zero below this: the two sides agree.
 _AGREES = 1e-30
+_WORDS = Words("claims.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ClaimsInputs(Inputs):
     claim: str = control(_FIRST, "Claim", longest=60, quiet=True)
     variant: str = control(STATED, "What is attacked", longest=80, quiet=True)
     hunt: bool = control(False, "Search", quiet=True)
-    cases: int = control(2000, "Cases to try at most", low=100, high=MOST_CASES, log=True)
-    seed: int = control(0, "Seed of what is drawn", low=0, high=99)
+    cases: int = control(2000, "Cases to try at most", (100, MOST_CASES), log=True)
+    seed: int = control(0, "Seed of what is drawn", (0, 99))
 
 
 def preview(inputs: ClaimsInputs) -> Answer:
@@ -51,16 +51,9 @@ def preview(inputs: ClaimsInputs) -> Answer:
     except ParameterError as error:
         return {"ledger": ledger, "trouble": error}
     absent = claim.not_applicable()
-    return {
-        "ledger": ledger,
-        "claim": {
-            "id": claim.id,
-            "html": stated(claim),
-            "variants": [] if absent else variants(claim),
-            "note": f"{absent}, so there is nothing to try." if absent else "",
-        },
-        "facts": _facts(claim),
-    }
+    note = f"{absent}, so there is nothing to try." if absent else ""
+    shown = {"id": claim.id, "html": stated(claim), "variants": [] if absent else variants(claim), "note": note}
+    return {"ledger": ledger, "claim": shown, "facts": _WORDS.facts("facts", claim, None)}
 
 
 def verdict(inputs: ClaimsInputs) -> Answer:
@@ -68,18 +61,14 @@ def verdict(inputs: ClaimsInputs) -> Answer:
     claim = _chosen(inputs.claim)
     finding = _finding(claim.id)
     figures: dict[str, Any] = {}
-    attack: dict[str, Any] | None = None
-    if inputs.hunt and not claim.not_applicable():
-        attack = _attack(claim, inputs)
-    html = judged(finding, figures, set(catalogue()), _LINK)
     tone = finding.verdict if finding.verdict in ("proved", "refuted", "corrected", "supported") else "none"
     return {
         "id": claim.id,
-        "html": html,
+        "html": judged(finding, figures, set(catalogue()), _LINK),
         "figures": figures,
-        "attack": attack,
-        "facts": _facts(claim, finding),
-        "verdict": judgement(tone, finding.verdict, _says(finding), []),
+        "attack": _attack(claim, inputs) if inputs.hunt and not claim.not_applicable() else None,
+        "facts": _WORDS.facts("facts", claim, finding),
+        "verdict": judgement(tone, finding.verdict, _WORDS.say("meaning", finding)),
     }
 
 
@@ -111,51 +100,16 @@ def _rejected_sabotages(id: str) -> list[bool]:
     return [claim.judge_sabotage(name).rejected for name in claim.sabotage]
 
 
-_MEANINGS = {
-    "proved": "What the statement says holds for everything it speaks of.",
-    "refuted": "There is a counterexample, evaluated rigorously.",
-    "corrected": "False as stated; what is true instead is proved.",
-    "supported": "Nothing was found against it, which is not a proof.",
-    "no verdict": "The check did not come to an end.",
-    "not applicable": "It speaks of a package that is not installed here.",
-}
-
-
-def _says(finding: Finding) -> str:
-    meaning = _MEANINGS[finding.verdict]
-    return meaning if finding.as_recorded else f"{meaning} It is recorded as {finding.claim.expected}."
-
-
-def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]:
-    facts = [fact("Topic", claim.topic), fact("Recorded verdict", claim.expected, "as the catalogue has it")]
-    if finding is not None:
-        kinds = ", ".join(finding.kinds) or "none"
-        facts.append(fact("Judged just now", finding.verdict, f"in {formatting.seconds(finding.seconds)}, by {kinds}"))
-    return facts
-
-
 def _attack(claim: Claim, inputs: ClaimsInputs) -> dict[str, Any]:
-    """The outcome of a search for a counterexample, in words."""
+    """The outcome of a search for a counterexample."""
     falsifier = falsifiers()[claim.id]
     outcome = search(claim, falsifier, inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
-    rejected = _rejected_sabotages(claim.id)
-    word, says = _outcome_words(outcome)
-    says += f" The ledger's own check rejects {sum(rejected)} of {len(rejected)} variants broken on purpose."
-    name = "The counterexample" if outcome.broken else "The nearest miss"
-    case = Table(name, tuple(outcome.case), [[f"{float(x):g}" for x in outcome.case.values()]])
-    tone = "refuted" if outcome.broken else "none"
-    return {"tone": tone, "word": word, "says": says, "html": html_table(case), "reads": falsifier.reads}
-
-
-def _outcome_words(outcome: Outcome) -> tuple[str, str]:
+    tone, word, title = "none", "none found", "The nearest miss"
     if outcome.broken:
-        how = f"by {outcome.excess:.3g}" if outcome.excess else "its two sides are equal, and they must not be"
-        return "counterexample", f"Broken by case {outcome.tried:,}: {how}. Balls evaluated it, so it is certain."
-    early = f" The time was up: {outcome.budget:,} were asked for." if outcome.tried < outcome.budget else ""
-    distance = "meets it with equality" if abs(outcome.excess) < _AGREES else f"was {-outcome.excess:.3g} away"
-    moral = "That proves nothing: a search sees points, and the statement speaks of all of them."
-    tried = f"{formatting.count(outcome.tried, 'case')} tried, and none breaks it."
-    return "none found", f"{tried} The nearest miss {distance}.{early} {moral}"
+        tone, word, title = "refuted", "counterexample", "The counterexample"
+    html = html_table(Table(title, tuple(outcome.case), [[f"{float(x):g}" for x in outcome.case.values()]]))
+    says = _WORDS.say("search", outcome, _AGREES, _rejected_sabotages(claim.id))
+    return {"tone": tone, "word": word, "says": says, "html": html, "reads": falsifier.reads}
 
 
 PAGE = Page(

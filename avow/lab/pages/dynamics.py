@@ -6,17 +6,17 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from avow.core.chart import Chart
-from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
+from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.nn import RecurrentCell, gradient_horizon
 from avow.nn.recurrent import STEEPEST, gradients_along
-from avow.optim import AveragedWeights, momentum_from_average
+from avow.optim import momentum_from_average
 from avow.report.charts import figure
 
 _MOST_STEPS = 80
@@ -30,19 +30,21 @@ _SIGNAL_STEPS = 60
 # Decay: Adam's rate, how many steps it may take, and the sizes of gradients, from a thousandth to ten.
 _RATE, _BETAS, _DECAY_STEPS = 0.02, (0.9, 0.99), 100
 _SIZES = [10 ** (k / 8) for k in range(-24, 9)]
+_WORDS = Words("dynamics.txt")
 
 Activation = Literal["tanh", "relu", "sigmoid"]
+Figure = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class DynamicsInputs(Inputs):
     activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ, the activation")
-    gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
-    back: int = control(50, "Steps back, T", low=5, high=_MOST_STEPS)
-    beta: float = control(0.9, "β: what the average keeps", low=0, high=0.99, step=0.01)
-    delta: float = control(0.5, "Step along the average", low=0.01, high=10, log=True)
-    penalty: float = control(0.5, "λ: the penalty, or the decay", low=0.01, high=3, log=True)
-    taken: int = control(50, "Steps of training", low=1, high=_DECAY_STEPS)
+    gain: float = control(0.9, "Largest singular value of W", (0.3, 2), step=0.01)
+    back: int = control(50, "Steps back, T", (5, _MOST_STEPS))
+    beta: float = control(0.9, "β: what the average keeps", (0, 0.99), step=0.01)
+    delta: float = control(0.5, "Step along the average", (0.01, 10), log=True)
+    penalty: float = control(0.5, "λ: the penalty, or the decay", (0.01, 3), log=True)
+    taken: int = control(50, "Steps of training", (1, _DECAY_STEPS))
 
     @property
     def rate(self) -> float:
@@ -53,16 +55,14 @@ class DynamicsInputs(Inputs):
 def preview(inputs: DynamicsInputs) -> Answer:
     """All three panels in float64."""
     measured = measured_gradients(inputs.activation, inputs.gain)[inputs.back]
-    averages, averages_say = _averages(inputs)
-    decay, decay_says = _decay(inputs)
-    bound = f"{inputs.rate**inputs.back:.3g}"
+    average = average_trace(_signal(), inputs.beta, inputs.delta)
+    penalised, decoupled = (left[inputs.taken].tolist() for left in _decayed(inputs.penalty))
+    figures = {"averages": _averages(average), "decay": _decay(penalised, decoupled)}
+    said = {"averages": (average,), "decay": (penalised, decoupled, _RATE)}
     return {
-        "facts": [
-            fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{measured:.3g}", "on these inputs, float64"),
-            fact(f"At most δ^{inputs.back}", bound, f"δ = {inputs.rate:.3g}, whatever the inputs"),
-        ],
-        "figures": {"gradients": _gradients(inputs), "averages": averages, "decay": decay},
-        "words": {"averages": averages_say, "decay": decay_says},
+        "facts": _WORDS.facts("measured", inputs.back, measured, inputs.rate),
+        "figures": {"gradients": _gradients(inputs)} | figures,
+        "words": {name: _WORDS.say(name, *values) for name, values in said.items()},
     }
 
 
@@ -72,27 +72,19 @@ def verdict(inputs: DynamicsInputs) -> Answer:
     places = sorted({max(1, round(inputs.back * k / _POINTS)) for k in range(1, _POINTS + 1)})
     horizons = {t: gradient_horizon(cell, t, x[:t]) for t in places}
     last = horizons[inputs.back]
-    contracts = last.kind == "contraction"
-    facts = [
-        fact(f"‖∂h_{inputs.back}/∂h_0‖ is at most", _up(last.bound), f"measured ≈ {last.measured:.3g}, float64"),
-        fact("A step, at most", _up(last.rate, 4), "δ" if contracts else f"the {inputs.back}th root of the bound"),
-        fact("Which holds for", "every input" if contracts else "these inputs"),
-    ]
+    bound, steps = _up(last.bound), [str(one) for one in horizons.values()]
+    says = _WORDS.say("product", bound, inputs.rate**inputs.back)
+    if last.kind == "contraction":
+        says = _WORDS.say("contracts", math.log(2) / -math.log(last.rate), bound)
+    judged = judgement("proved", "proved", says, steps)
     broken = [t for t, one in horizons.items() if one.measured > one.bound * _ROUNDED]
     if broken:
-        says = f"The measured gradient over {broken[0]} steps is above the bound: this must not happen."
-        judged = judgement("refuted", "broken", says, [str(horizons[broken[0]])])
-    else:
-        if contracts:
-            half = math.log(2) / -math.log(last.rate)
-            often = "at each step" if half == 1 else f"every {half:.3g} steps"
-            says = f"Whatever the inputs, the gradient halves {often}: at most {_up(last.bound)} of it is left."
-        else:
-            allowed = f"{inputs.rate**inputs.back:.2g}"
-            says = f"On these inputs the gradient is at most {_up(last.bound)}; δ alone would allow {allowed}."
-        judged = judgement("proved", "proved", says, [str(one) for one in horizons.values()])
-    proved = {"proved": (places, [horizons[t].bound for t in places])}
-    return {"facts": facts, "verdict": judged, "figures": {"gradients": _gradients(inputs, proved)}}
+        judged = judgement("refuted", "broken", _WORDS.say("broken", broken[0]), [str(horizons[broken[0]])])
+    return {
+        "facts": _WORDS.facts("proved", inputs.back, last, bound, _up(last.rate, 4)),
+        "verdict": judged,
+        "figures": {"gradients": _gradients(inputs, {"proved": (places, [horizons[t].bound for t in places])})},
+    }
 
 
 @functools.lru_cache(64)
@@ -122,27 +114,27 @@ def measured_gradients(activation: Activation, gain: float) -> list[float]:
     return norms
 
 
-def _gradients(inputs: DynamicsInputs, proved: dict[str, Any] | None = None) -> dict[str, Any]:
+def _gradients(inputs: DynamicsInputs, proved: dict[str, Any] | None = None) -> Figure:
     steps = list(range(inputs.back + 1))
     series = {
         "measured": (steps, measured_gradients(inputs.activation, inputs.gain)[: inputs.back + 1]),
         "δᵗ": (steps, [inputs.rate**t for t in steps]),
     }
-    chart = Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True)
-    drawn = figure(chart)
-    if proved:
-        drawn["data"][-1]["mode"] = "markers"
     # Whole decades, some five ticks of them, and whole tens of steps: axes stand still while what they hold moves.
     decades = [math.log10(y) for _, ys in series.values() for y in ys if y > 0]
     tick = max(1, round((max(decades) - min(decades)) / 5))
     ends = [tick * math.floor(min(decades) / tick) - 0.2, tick * math.ceil(max(decades) / tick) + 0.2]
-    drawn["layout"]["yaxis"] |= {"dtick": tick, "range": ends}
-    drawn["layout"]["xaxis"]["range"] = [-1, 10 * math.ceil(inputs.back / 10) + 1]
+    drawn = figure(
+        Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True),
+        xaxis={"range": [-1, 10 * math.ceil(inputs.back / 10) + 1]},
+        yaxis={"dtick": tick, "range": ends},
+    )
+    if proved:
+        drawn["data"][-1]["mode"] = "markers"
     return drawn
 
 
-@dataclass(frozen=True)
-class AverageTrace:
+class AverageTrace(NamedTuple):
     """Averages of some numbers, and how far SGD with momentum strays from the walk along the average."""
 
     plain: list[float]  # from v = 0
@@ -158,20 +150,16 @@ def average_trace(numbers: Sequence[float], beta: float, delta: float) -> Averag
 
     Written out, as `adam_trace` is, since the first step of `torch.optim` loads its compiler.
     """
-    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    averaged = AveragedWeights(model, decay=beta)
     momentum, rate = momentum_from_average(beta, delta)
     v, buffer, along, by_sgd, apart = 0.0, 0.0, 0.0, 0.0, 0.0
     plain, corrected = [], []
-    for number in numbers:
+    for step, number in enumerate(numbers, start=1):
         v = beta * v + (1 - beta) * number
         buffer = momentum * buffer + number
         along, by_sgd = along - delta * v, by_sgd - rate * buffer
         apart = max(apart, abs(along - by_sgd))
         plain.append(v)
-        nn.init.constant_(model.weight, number)
-        averaged.update()
-        corrected.append(float(averaged.state_dict()["averages"]["weight"]))
+        corrected.append(v / (1 - beta**step))
     return AverageTrace(plain, corrected, momentum, rate, apart, by_sgd)
 
 
@@ -181,38 +169,24 @@ def _signal() -> list[float]:
     return [1 + 0.35 * float(part) for part in noise]
 
 
-@functools.lru_cache(64)
-def _signal_average(beta: float, delta: float) -> AverageTrace:
-    return average_trace(_signal(), beta, delta)
-
-
-def _averages(inputs: DynamicsInputs) -> tuple[dict[str, Any], str]:
-    trace, steps = _signal_average(inputs.beta, inputs.delta), list(range(1, _SIGNAL_STEPS + 1))
-    series = {
-        "corrected average": (steps, trace.corrected),
-        "average from 0": (steps, trace.plain),
-        "gradients": (steps, _signal()),
-    }
-    drawn = figure(Chart("Averages", "step", "gradient, average", series))
-    drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
-    drawn["layout"]["yaxis"]["range"] = [-0.05, 2.05]
-    drawn["layout"]["xaxis"]["range"] = [-1, _SIGNAL_STEPS + 2]
-    says = (
-        f"After the first step the plain average is {trace.plain[0]:.2g}, the corrected one {trace.corrected[0]:.2g}. "
-        f"SGD with momentum {trace.momentum:.3g} and rate (1 − β) · step = {trace.learning_rate:.3g} walks the same: "
-        f"{trace.apart:.1g} apart on a way of {abs(trace.by_sgd):.3g}."
+def _averages(trace: AverageTrace) -> Figure:
+    steps = list(range(1, _SIGNAL_STEPS + 1))
+    series = {"corrected average": trace.corrected, "average from 0": trace.plain, "gradients": _signal()}
+    drawn = figure(
+        Chart("Averages", "step", "gradient, average", {name: (steps, ys) for name, ys in series.items()}),
+        xaxis={"range": [-1, _SIGNAL_STEPS + 2]},
+        yaxis={"range": [-0.05, 2.05]},
     )
-    return drawn, says
+    drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
+    return drawn
 
 
 def adam_trace(
     gradients: Float[Tensor, "t w"],
     learning_rate: float,
     betas: tuple[float, float],
-    *,
     penalty: float = 0.0,
     decay: float = 0.0,
-    epsilon: float = 1e-8,
 ) -> Float[Tensor, "t+1 w"]:
     """What is left, after each step of Adam, of weights that began at 1.
 
@@ -226,35 +200,28 @@ def adam_trace(
     for step, gradient in enumerate(gradients, start=1):
         g = gradient + penalty * theta
         m, v = first * m + (1 - first) * g, second * v + (1 - second) * g * g
-        root = (v / (1 - second**step)).sqrt() + epsilon
+        root = (v / (1 - second**step)).sqrt() + 1e-8
         theta = theta * (1 - learning_rate * decay) - learning_rate * m / (1 - first**step) / root
         left.append(theta)
     return torch.stack(left)
 
 
 @functools.lru_cache(32)
-def _weights_left(strength: float) -> tuple[list[list[float]], list[list[float]]]:
+def _decayed(strength: float) -> tuple[Float[Tensor, "t w"], Float[Tensor, "t w"]]:
     """For Adam with L2 and for decoupled decay: after each step, what is left of weights that began at 1."""
     # Each weight's gradients have its own size, + and − in turn, so that nothing but the decay moves it far.
     turns = torch.tensor([(-1.0) ** step for step in range(_DECAY_STEPS)], dtype=torch.float64)
     gradients = turns[:, None] * torch.tensor(_SIZES, dtype=torch.float64)
     penalised = adam_trace(gradients, _RATE, _BETAS, penalty=strength)
-    return penalised.tolist(), adam_trace(gradients, _RATE, _BETAS, decay=strength).tolist()
+    return penalised, adam_trace(gradients, _RATE, _BETAS, decay=strength)
 
 
-def _decay(inputs: DynamicsInputs) -> tuple[dict[str, Any], str]:
-    penalised, decoupled = (left[inputs.taken] for left in _weights_left(inputs.penalty))
+def _decay(penalised: list[float], decoupled: list[float]) -> Figure:
     series = {"Adam with L2": (_SIZES, penalised), "decoupled decay (AdamW)": (_SIZES, decoupled)}
     x, y = "size of the weight's gradients", "weight left"
-    drawn = figure(Chart("What is left of a weight", x, y, series, log_x=True))
-    drawn["layout"]["yaxis"]["range"] = [-0.55, 1.08]
     ends = [math.log10(_SIZES[0]) - 0.15, math.log10(_SIZES[-1]) + 0.15]
-    drawn["layout"]["xaxis"] |= {"dtick": 1, "range": ends}
-    says = (
-        f"Adam with L2 leaves {penalised[0]:.2f} of a weight with tiny gradients and {penalised[-1]:.2f} of one with "
-        f"large ones; decoupled decay leaves about {decoupled[-1]:.2f} of either. Rate η = {_RATE:g}."
-    )
-    return drawn, says
+    chart = Chart("What is left of a weight", x, y, series, log_x=True)
+    return figure(chart, xaxis={"dtick": 1, "range": ends}, yaxis={"range": [-0.55, 1.08]})
 
 
 def _up(bound: float, digits: int = 3) -> str:

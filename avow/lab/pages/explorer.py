@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -17,15 +16,13 @@ import avow
 from avow.core import Certificate
 from avow.core.chart import Chart
 from avow.errors import OutOfReach, ParameterError
-from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
-from avow.report import formatting
+from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.report.charts import figure
 from avow.theory.constructions import (
     AverageQuery,
     CopyQuery,
     DiscreteLaw,
     GaussianLaw,
-    NoiseAnalysis,
     RobustHeads,
     Router,
     average_query,
@@ -44,11 +41,15 @@ _AXES = 3
 _MOST_LENGTH = 40.0
 # Queries are drawn so many times shorter than keys are.
 _UNIT = 30.0
-_GAP = "over any other key"
 
 _LOOKING = {"show": ("copy", "average")}
 _ROUND = {"show": ("copy", "average", "route")}
+_ON_SPHERE = _LOOKING | {"space": ("sphere",)}
 _NOISE = {"show": ("noise",)}
+_STEP, _GAUSSIAN = _NOISE | {"law": ("1 ± c",)}, _NOISE | {"law": ("Gaussian",)}
+_WORDS = Words("explorer.txt")
+
+_NAMES = {"one": "one head", "two": "two heads"}
 
 Law = DiscreteLaw | GaussianLaw
 
@@ -57,31 +58,20 @@ Law = DiscreteLaw | GaussianLaw
 class ExplorerInputs(Inputs):
     show: Literal["copy", "average", "noise", "route"] = control("copy", "What the head does", quiet=True)
     space: Literal["plane", "sphere"] = control("plane", "Keys on the", when=_LOOKING)
-    n: int = control(8, "Number of keys", low=3, high=12, when=_ROUND)
-    target: int = control(1, "Key to read", low=0, high=11, below="n", when=_LOOKING)
-    other: int = control(2, "And key", low=0, high=11, below="n", when={"show": ("average",)})
-    ahead: int = control(2, "Steps ahead that each token reads", low=0, high=11, below="n", when={"show": ("route",)})
-    angle: float | None = control(None, "Direction (°)", low=-180, high=180, step=1, when=_ROUND)
-    rise: float | None = control(
-        None, "Height above the equator (°)", low=-90, high=90, step=1, when=_LOOKING | {"space": ("sphere",)}
-    )
-    length: float | None = control(None, "Length of the query", low=0, high=_MOST_LENGTH, step=0.1, when=_LOOKING)
+    n: int = control(8, "Number of keys", (3, 12), when=_ROUND)
+    target: int = control(1, "Key to read", (0, 11), below="n", when=_LOOKING)
+    other: int = control(2, "And key", (0, 11), below="n", when={"show": ("average",)})
+    ahead: int = control(2, "Steps ahead that each token reads", (0, 11), below="n", when={"show": ("route",)})
+    angle: float | None = control(None, "Direction (°)", (-180, 180), step=1, when=_ROUND)
+    rise: float | None = control(None, "Height above the equator (°)", (-90, 90), step=1, when=_ON_SPHERE)
+    length: float | None = control(None, "Length of the query", (0, _MOST_LENGTH), step=0.1, when=_LOOKING)
     heads: Literal["one", "two"] = control("one", "Heads", when=_NOISE)
     law: Literal["1 ± c", "Gaussian"] = control("1 ± c", "Noise on key 0", when=_NOISE)
-    c: float = control(
-        0.5,
-        "c: the key is scaled by 1 − c or 1 + c",
-        low=0.05,
-        high=0.95,
-        step=0.05,
-        when=_NOISE | {"law": ("1 ± c",)},
-    )
-    variance: float = control(
-        0.25, "Variance of the scale", low=0.01, high=1, log=True, when=_NOISE | {"law": ("Gaussian",)}
-    )
-    x: float = control(0.5, "X: this draw of the scale", low=-1, high=2, step=0.01, when=_NOISE)
+    c: float = control(0.5, "c: the key is scaled by 1 − c or 1 + c", (0.05, 0.95), step=0.05, when=_STEP)
+    variance: float = control(0.25, "Variance of the scale", (0.01, 1), log=True, when=_GAUSSIAN)
+    x: float = control(0.5, "X: this draw of the scale", (-1, 2), step=0.01, when=_NOISE)
     eps: float = control(
-        0.01, "ε: what may go elsewhere", low=0.001, high=0.3, log=True, about="Smaller asks for a longer query."
+        0.01, "ε: what may go elsewhere", (0.001, 0.3), log=True, about="Smaller asks for a longer query."
     )
 
 
@@ -113,29 +103,24 @@ def preview(inputs: ExplorerInputs) -> Answer:
     """What the head reads, in float64, and the certificate of the float32 answer."""
     scene = _scene(inputs)
     readout = scene.read()
-    output = readout.outputs.mean(0)
-    facts = [
-        fact("Logit gap", f"{readout.gap(scene.first_wanted):.4g}", _GAP),
-        fact("Length of the query", f"{float(scene.queries[0].double().norm()):.4g}"),
-    ]
-    if isinstance(scene.construction, Query):
-        about = f"the promise asks for at most {inputs.eps:g}"
-        facts.append(fact("Goes elsewhere, over what is read", f"{scene.construction.estimate:.3g}", about))
+    weights, output = readout.weights.mean(0), readout.outputs.mean(0)
+    elsewhere = scene.construction.estimate if isinstance(scene.construction, Query) else None
+    distance = None
     if inputs.show == "noise":
-        aim = torch.zeros_like(readout.weights[0])
-        aim[:2] = 0.5
-        distance = float((readout.weights.mean(0) - aim).abs().sum())
-        facts.append(fact("Off the average of keys 0 and 1", f"{distance:.3g}", f"at most {_ETA:g} is a success"))
-    facts += [_output(output.tolist()), _certified(_attended(scene)[1])]
+        distance = float((weights[:2] - 0.5).abs().sum() + weights[2:].sum())
+    gap, length = readout.gap(scene.first_wanted), float(scene.queries[0].double().norm())
+    stage: Answer = {"keys": scene.keys, "values": scene.values, "queries": scene.queries, "weights": weights}
     # Everything is drawn in the units of keys, queries divided by `unit`.
-    stage: Answer = {
-        "keys": scene.keys,
-        "values": scene.values,
-        "queries": scene.queries,
-        "weights": readout.weights.mean(0),
-    }
     stage |= {"outputs": output, "wanted": scene.wanted, "handle": scene.handle, "unit": _UNIT}
-    return {"shown": scene.shown, "stage": stage, "facts": facts, "figures": {"curve": _curve(inputs, scene)}}
+    return {
+        "shown": scene.shown,
+        "stage": stage,
+        "facts": [
+            *_WORDS.facts("read", gap, length, elsewhere, inputs.eps, distance, _ETA),
+            *_WORDS.facts("answer", output.tolist(), _attended(scene)[1]),
+        ],
+        "figures": {"curve": _curve(inputs, scene, weights)},
+    }
 
 
 def verdict(inputs: ExplorerInputs) -> Answer:
@@ -143,49 +128,35 @@ def verdict(inputs: ExplorerInputs) -> Answer:
     scene = _scene(inputs)
     answers, certificate = _attended(scene)
     true = enclosed(scene.queries, scene.keys, scene.values, answers, scene.first_wanted)
-    low, high = (sum(true.weights[i][end] for i in scene.wanted) for end in (0, 1))
-    facts = [fact("Logit gap", _between(true.gap), _GAP), fact("Weight of what is read", _between((low, high)))]
-    if inputs.show == "noise":
-        about = f"of weights within {_ETA:g} of ½ and ½"
-        for name, odds in _odds(inputs.eps, _law(inputs)).items():
-            facts.append(fact(f"Chance with {name} head{'s' if name == 'two' else ''}", _between(odds.success), about))
-    facts += [_output([sum(ends) / 2 for ends in true.output]), _certified(certificate)]
-    holds = true.error <= certificate.bound
-    step = (
-        f"the float32 answer is within {true.error:.2e} of real arithmetic, and its certificate "
-        f"{'promised' if holds else 'BROKE its promise of'} {certificate.bound:.2e}"
-    )
-    judged = _judged(inputs, scene)
-    judged["steps"] = [*judged["steps"], step]
-    if not holds:
-        judged |= {"tone": "refuted", "word": "broken", "says": step}
-    return {"facts": facts, "verdict": judged}
+    weight = tuple(sum(true.weights[i][end] for i in scene.wanted) for end in (0, 1))
+    chances = _chances(inputs.eps, _law(inputs)) if inputs.show == "noise" else {}
+    judged, step = _judged(inputs, scene), _WORDS.say("certificate", true.error, certificate.bound)
+    if true.error > certificate.bound:
+        judged = judgement("refuted", "broken", step, judged["steps"])
+    return {
+        "facts": [
+            *_WORDS.facts("enclosed", true.gap, weight, chances, _ETA),
+            *_WORDS.facts("answer", [sum(ends) / 2 for ends in true.output], certificate),
+        ],
+        "verdict": judged | {"steps": [*judged["steps"], step]},
+    }
 
 
 def _judged(inputs: ExplorerInputs, scene: Scene) -> Answer:
-    wanted = formatting.listed([str(key) for key in scene.wanted])
+    wanted = [str(key) for key in scene.wanted]
     if scene.refusal is not None:
-        keys = formatting.listed([str(i) for i, share in enumerate(scene.refusal.combination) if share])
-        says = f"No query reads just keys {wanted} alike: keys {keys} rule it out, exactly."
-        return judgement("refuted", "impossible", says, [str(scene.refusal)])
+        keys = [str(i) for i, share in enumerate(scene.refusal.combination) if share]
+        return judgement("refuted", "impossible", _WORDS.say("impossible", wanted, keys), [str(scene.refusal)])
     if inputs.show == "noise":
-        odds = _odds(inputs.eps, _law(inputs))
-        one, two = (100 * odds[name].success[0] for name in ("one", "two"))
-        says = f"One head stays near the average in {one:.3g}% of draws, two heads in {two:.4g}%."
         steps = ["each head's weight is a logistic function of X, and the law's mass is enclosed where it succeeds"]
-        return judgement("proved", "proved", says, steps)
+        return judgement("proved", "proved", _WORDS.say("noise", _chances(inputs.eps, _law(inputs))), steps)
     assert scene.construction is not None
     proof = scene.construction.verify()
     if proof.achieved == math.inf:
-        return judgement("none", "undecided", proof.promise, list(proof.steps))
+        return judgement("none", "undecided", proof.promise, proof.steps)
+    says = _WORDS.say("weighed", wanted, inputs.eps, bool(proof))
     if isinstance(scene.construction, Router):
-        says = f"Each of {inputs.n} tokens receives what its source carries, within {proof.achieved:.3g}."
-    else:
-        one_key = len(scene.wanted) == 1
-        keys = f"Key {wanted} gets" if one_key else f"Keys {wanted} each get"
-        share = f"1/({len(scene.wanted)} + {inputs.eps:g})"
-        most = f"a weight of at least {share}" if proof else f"less than the weight {share} this query should give"
-        says = f"{keys} {most}."
+        says = _WORDS.say("routed", inputs.n, proof.achieved)
     steps = [f"promised {proof.bound:.6g}, proved {proof.achieved:.6g}", *proof.steps]
     return judgement("proved" if proof else "refuted", "kept" if proof else "not kept", says, steps)
 
@@ -257,22 +228,18 @@ def _noisy(eps: float, law: Law, heads: str, scale: float) -> Scene:
     axes = torch.eye(_AXES)
     keys = axes.clone()
     keys[0] *= scale
-    construction = _heads(eps, law)[heads]
+    queries, robust = _heads(eps, law)[heads]
     handle = {"kind": "ray", "name": "noisy key", "at": keys[0], "along": axes[0]}
-    robust = construction if isinstance(construction, RobustHeads) else None
-    return Scene(keys, axes, _queries(construction).float(), robust, (0, 1), handle)
+    return Scene(keys, axes, queries.float(), robust, (0, 1), handle)
 
 
 @functools.lru_cache(256)
-def _heads(eps: float, law: Law) -> dict[str, AverageQuery | RobustHeads]:
-    """One head and two heads for the average of keys 0 and 1."""
+def _heads(eps: float, law: Law) -> dict[str, tuple[Float[Tensor, "h d"], RobustHeads | None]]:
+    """The queries of one head and of two for the average of keys 0 and 1, and what two promise under noise."""
     one = average_query(torch.eye(_AXES), (0, 1), eps, dtype=torch.float32)
     least = float(min(law.values)) if isinstance(law, DiscreteLaw) else law.mean / 2
-    return {"one": one, "two": robust_heads(_AXES, eps, law, least=least, dtype=torch.float32)}
-
-
-def _queries(heads: AverageQuery | RobustHeads) -> Float[Tensor, "h d"]:
-    return heads.queries if isinstance(heads, RobustHeads) else heads.query[None]
+    two = robust_heads(_AXES, eps, law, least=least, dtype=torch.float32)
+    return {"one": (one.query[None], None), "two": (two.queries, two)}
 
 
 def _law(inputs: ExplorerInputs) -> Law:
@@ -284,10 +251,13 @@ def _law(inputs: ExplorerInputs) -> Law:
 
 
 @functools.lru_cache(64)
-def _odds(eps: float, law: Law) -> dict[str, NoiseAnalysis]:
-    """What the noise does to one head and to two: the exact law of their weights."""
-    rows = {name: _queries(heads).double().tolist() for name, heads in _heads(eps, law).items()}
-    return {name: noise_analysis(_AXES, [dict(enumerate(q)) for q in own], law, _ETA) for name, own in rows.items()}
+def _chances(eps: float, law: Law) -> dict[str, tuple[float, float]]:
+    """The chance that one head, and that two, stay near the average under the noise, from the law of their weights."""
+    chances = {}
+    for name, (queries, _) in _heads(eps, law).items():
+        rows = [dict(enumerate(query)) for query in queries.double().tolist()]
+        chances[_NAMES[name]] = noise_analysis(_AXES, rows, law, _ETA).success
+    return chances
 
 
 def _routing(inputs: ExplorerInputs, ahead: int) -> Scene:
@@ -340,9 +310,8 @@ def bearings(x: Float[Tensor, " d"]) -> dict[str, float]:
 # ---- what is shown
 
 
-def _curve(inputs: ExplorerInputs, scene: Scene) -> dict[str, Any]:
+def _curve(inputs: ExplorerInputs, scene: Scene, now: Float[Tensor, " n"]) -> dict[str, Any]:
     """Weights over the one number that matters: the scale of the noisy key, or the length of the query."""
-    now = scene.read().weights.mean(0)
     if inputs.show == "noise":
         series = _over_scales(inputs.eps, _law(inputs)) | {"this draw": ([inputs.x], [float(now[0])])}
         chart = Chart("Weight of the noisy key", "X, the scale of key 0", "weight of key 0", series)
@@ -358,10 +327,8 @@ def _curve(inputs: ExplorerInputs, scene: Scene) -> dict[str, Any]:
         series["this query"] = ([length], [float(now[wanted[0]])])
         chart = Chart("Weights as the query grows", "length of the query", "weight", series)
         ends = [-0.6, _MOST_LENGTH + 0.6]
-    drawn = figure(chart)
     # Weights keep their whole range, so that nothing jumps while the query moves.
-    drawn["layout"]["xaxis"]["range"], drawn["layout"]["yaxis"]["range"] = ends, [-0.03, 1.05]
-    return drawn
+    return figure(chart, xaxis={"range": ends}, yaxis={"range": [-0.03, 1.05]})
 
 
 @functools.lru_cache(64)
@@ -369,29 +336,9 @@ def _over_scales(eps: float, law: Law) -> dict[str, tuple[list[float], list[floa
     """The noisy key's weight at every scale, for one head and for two."""
     scales = [i / 25 - 1 for i in range(76)]
     return {
-        f"{name} head{'s' if name == 'two' else ''}": (
-            scales,
-            [float(_noisy(eps, law, name, scale).read().weights.mean(0)[0]) for scale in scales],
-        )
-        for name in ("one", "two")
+        words: (scales, [float(_noisy(eps, law, name, scale).read().weights.mean(0)[0]) for scale in scales])
+        for name, words in _NAMES.items()
     }
-
-
-def _certified(certificate: Certificate) -> dict[str, str]:
-    return fact("Certificate", f"error ≤ {certificate.bound:.2e}", f"{certificate.kind}, float32, rounding included")
-
-
-def _output(x: Iterable[float]) -> dict[str, str]:
-    return fact("Output", "(" + ", ".join(f"{part:.3f}" for part in x) + ")")
-
-
-def _between(ends: tuple[float, float]) -> str:
-    """As many digits as both ends share, at most ten."""
-    for digits in range(10, 1, -1):
-        low, high = (f"{end:.{digits}g}" for end in ends)
-        if low == high:
-            return low
-    return f"{ends[0]:.3g} to {ends[1]:.3g}"
 
 
 PAGE = Page(

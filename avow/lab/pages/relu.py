@@ -17,8 +17,8 @@ import torch
 from avow.cli.parsing import parse
 from avow.core.chart import Chart
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
-from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
-from avow.report.charts import figure
+from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
+from avow.report.charts import Axis, Mode, Plot, Trace, figure, line_mode
 from avow.report.style import LOOKS
 from avow.theory.constructions import relu_piecewise, relu_square
 from avow.theory.constructions.formulas import FUNCTIONS
@@ -40,23 +40,19 @@ _MARKED, _FINE = 40, 100
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
 _FORMULA, _SQUARE = {"follow": ("a formula",)}, {"follow": ("x² on [0, 1]",)}
+_SYNTAX = f"+ - * / **, sqrt, {', '.join(FUNCTIONS)}, pi, e. It is read, never run."
+_WORDS = Words("relu.txt")
 
 
 @dataclass(frozen=True)
 class ReluInputs(Inputs):
     follow: Literal["x² on [0, 1]", "a formula"] = control("x² on [0, 1]", "What to follow")
-    formula: str = control(
-        "sin(3*x)",
-        "A formula in x",
-        longest=400,
-        about=f"+ - * / **, sqrt, {', '.join(FUNCTIONS)}, pi, e. It is read, never run.",
-        when=_FORMULA,
-    )
-    start: float = control(0.0, "From", low=-10, high=10, step=0.1, when=_FORMULA)
-    end: float = control(3.0, "To", low=-10, high=10, step=0.1, when=_FORMULA)
-    within: float = control(0.03, "ε: the error allowed", low=1e-4, high=0.3, log=True, when=_FORMULA)
+    formula: str = control("sin(3*x)", "A formula in x", longest=400, about=_SYNTAX, when=_FORMULA)
+    start: float = control(0.0, "From", (-10, 10), step=0.1, when=_FORMULA)
+    end: float = control(3.0, "To", (-10, 10), step=0.1, when=_FORMULA)
+    within: float = control(0.03, "ε: the error allowed", (1e-4, 0.3), log=True, when=_FORMULA)
     layers: Literal["one", "many"] = control("one", "Hidden layers", when=_SQUARE)
-    eps: float = control(0.01, "ε: the error allowed", low=1e-6, high=0.1, log=True, when=_SQUARE)
+    eps: float = control(0.01, "ε: the error allowed", (1e-6, 0.1), log=True, when=_SQUARE)
 
     @property
     def is_formula(self) -> bool:
@@ -86,11 +82,12 @@ class Sketch(NamedTuple):
 def preview(inputs: ReluInputs) -> Answer:
     """The network against what it follows, its units, and its error as float64 sees it at some points."""
     sketch = _checked(inputs, _sketch)
-    growth = _growth(({"one layer": ([], [])} if inputs.is_formula else _both_ways()), sum(sketch.layers), inputs)
+    units, error = sum(sketch.layers), float(np.abs(sketch.true - sketch.network).max())
+    growth = _growth({"one layer": ([], [])} if inputs.is_formula else _both_ways(), units, inputs)
     if inputs.is_formula:
         growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
     return {
-        "facts": [*_units(inputs, sum(sketch.layers)), _measured(sketch.true, sketch.network)],
+        "facts": [*_units(inputs, units), *_WORDS.facts("measured", error, _POINTS)],
         "built": sketch.layers,
         "figures": {"graph": _graph(sketch), "error": _error(sketch, inputs.allowed), "growth": growth},
     }
@@ -101,22 +98,19 @@ def verdict(inputs: ReluInputs) -> Answer:
     network = _checked(inputs, _network)
     proof = network.verify()
     x = np.linspace(*inputs.interval, _POINTS)
+    true = _curve(inputs.formula).values(x) if inputs.is_formula else x * x
+    measured = float(np.abs(true - _values(network, x)).max())
     holds = bool(proof) and proof.achieved <= inputs.allowed
-    plural = network.units != 1
-    units = f"{network.units:,} unit{'s' if plural else ''}"
-    units += " in one layer" if network.depth == 1 else f" in {network.depth} layers"
-    error = f"stay{'' if plural else 's'} within {proof.achieved:.4g} everywhere"
-    if not holds:
-        error = f"could be off by {proof.achieved:.4g}"
-    says = f"{units} {error}, and {inputs.allowed:g} was allowed."
-    tone, word = ("proved", "kept") if holds else ("refuted", "not kept")
+    says = _WORDS.say("says", network, proof.achieved, holds, inputs.allowed)
     answer = {
         "facts": [
             *_units(inputs, network.units),
-            fact("Proven error", f"≤ {proof.achieved:.6g}", "everywhere, the rounding of the weights included"),
-            _measured(_true(inputs, x), _values(network, x), mark="≈ "),
+            *_WORDS.facts("proved", proof.achieved),
+            *_WORDS.facts("measured", measured, _POINTS, mark="≈ "),
         ],
-        "verdict": judgement(tone, word, says, [proof.promise, *proof.steps]),
+        "verdict": judgement(
+            "proved" if holds else "refuted", "kept" if holds else "not kept", says, [proof.promise, *proof.steps]
+        ),
         "built": [len(bias) for _, bias in network.layers[:-1]],
     }
     if inputs.is_formula:
@@ -171,10 +165,6 @@ def _network(inputs: ReluInputs) -> ReluNetwork:
     return _square(inputs.eps, inputs.layers == "many")
 
 
-def _true(inputs: ReluInputs, x: Any) -> Any:
-    return _curve(inputs.formula).values(x) if inputs.is_formula else x * x
-
-
 def _values(network: ReluNetwork, x: Any) -> Any:
     with torch.no_grad():
         return network.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
@@ -182,19 +172,8 @@ def _values(network: ReluNetwork, x: Any) -> Any:
 
 def _units(inputs: ReluInputs, units: int) -> list[dict[str, str]]:
     """How many units a formula takes, or x² either way."""
-    if inputs.is_formula:
-        return [fact("Hidden units", f"{units:,}", "one layer")]
-    wide, deep = _square(inputs.eps, False), _square(inputs.eps, True)
-    return [
-        fact("Units in one layer", f"{wide.units:,}", "built here" if inputs.layers == "one" else ""),
-        fact("Units in many layers", f"{deep.units:,}", f"{deep.depth} layers"),
-    ]
-
-
-def _measured(true: Any, network: Any, mark: str = "") -> dict[str, str]:
-    """The error at some points; beside a proof it is marked, for it is none."""
-    about = f"the largest of {_POINTS:,} points in float64"
-    return fact("Measured error", f"{mark}{float(np.abs(true - network).max()):.6g}", about)
+    wide, deep = (None, None) if inputs.is_formula else (_square(inputs.eps, False), _square(inputs.eps, True))
+    return _WORDS.facts("units", units, wide, deep, inputs.layers)
 
 
 @functools.lru_cache(64)
@@ -225,48 +204,44 @@ def _both_ways() -> dict[str, Points]:
 
 def _graph(sketch: Sketch) -> dict[str, Any]:
     """The network over the function."""
-    lines = {
-        sketch.name: (_few(sketch.x[::4]), _few(sketch.true[::4])),
-        "network, with its kinks": (_few(sketch.kinks), _few(sketch.heights)),
-    }
-    drawn = figure(Chart("", "x", "value", lines))
-    for trace, style in zip(drawn["data"], ({"width": 5}, {"width": 2, "dash": "solid"}), strict=True):
-        trace["line"] |= style
-        trace["marker"]["size"] = 7
-    drawn["data"][0]["opacity"] = 0.55
-    drawn["data"][1]["mode"] = "lines+markers" if len(sketch.kinks) <= _MARKED else "lines"
-    drawn["layout"]["xaxis"]["range"] = _ends(sketch.x)
-    drawn["layout"]["yaxis"]["range"] = _ends(sketch.true, 0.06)
-    return drawn
+    mode: Mode = "line and points" if len(sketch.kinks) <= _MARKED else "line"
+    kinks, heights = _few(sketch.kinks), _few(sketch.heights)
+    traces = [
+        Trace(sketch.name, _few(sketch.x[::4]), _few(sketch.true[::4]), "line", LOOKS[0], width=5, opacity=0.55),
+        Trace("network, with its kinks", kinks, heights, mode, LOOKS[1], size=7),
+    ]
+    axes = {"xaxis": {"range": _ends(sketch.x)}, "yaxis": {"range": _ends(sketch.true, 0.06)}}
+    return figure(Plot("", Axis("x"), Axis("value"), traces), **axes)
 
 
 def _error(sketch: Sketch, allowed: float) -> dict[str, Any]:
     """The error in parts of what is allowed, between the lines it must keep to."""
     every = 2 if len(sketch.kinks) <= _FINE else 1
     off = np.round((sketch.network - sketch.true)[::every] / allowed, 3)
-    drawn = figure(Chart("", "x", "error", {"error": (_few(sketch.x[::every]), off)}))
-    drawn["layout"]["xaxis"]["range"] = _ends(sketch.x)
-    drawn["layout"]["yaxis"] |= {"range": [-1.35, 1.35], "tickvals": [-1, 0, 1], "ticktext": ["−ε", "0", "ε"]}
-    drawn["layout"]["shapes"] = [
-        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"dash": "dot", "width": 1.5}}
-        for y in (1, -1)
-    ]
-    return drawn
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"dash": "dot", "width": 1.5}}
+    return figure(
+        Chart("", "x", "error", {"error": (_few(sketch.x[::every]), off)}),
+        xaxis={"range": _ends(sketch.x)},
+        yaxis={"range": [-1.35, 1.35], "tickvals": [-1, 0, 1], "ticktext": ["−ε", "0", "ε"]},
+        shapes=[line | {"y0": y, "y1": y} for y in (1, -1)],
+    )
 
 
 def _growth(series: dict[str, Points], units: int, inputs: ReluInputs) -> dict[str, Any]:
     """Units against error, both in factors, and where this network stands."""
-    here = {"this one": ([inputs.allowed], [float(units)])}
-    drawn = figure(Chart("", "error allowed", "hidden units", {**series, **here}, log_x=True, log_y=True))
-    decades, most = ((-4.2, -0.4), 400) if inputs.is_formula else ((-7.2, -0.9), 512)
-    drawn["layout"]["xaxis"] |= {"dtick": 1 if inputs.is_formula else 2, "range": list(decades)}
-    drawn["layout"]["yaxis"] |= {"range": [-0.1, math.log10(most) + 0.1]}
-    drawn["layout"]["yaxis"] |= {"tickvals": _COUNTS} if inputs.is_formula else {"dtick": 1}
+    traces = [
+        Trace(name, *points, line_mode(points[0]), LOOKS[i], i, legend=not inputs.is_formula)
+        for i, (name, points) in enumerate(series.items())
+    ]
     # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
-    drawn["data"][-1] |= {"marker": {"color": LOOKS[2].colour, "symbol": LOOKS[2].symbol, "size": 13}}
-    drawn["data"][-1] |= {"showlegend": False, "mode": "markers"}
-    drawn["data"][0]["showlegend"] = not inputs.is_formula
-    return drawn
+    traces.append(Trace("this one", [inputs.allowed], [float(units)], "points", LOOKS[2], size=13, legend=False))
+    decades, most = ((-4.2, -0.4), 400) if inputs.is_formula else ((-7.2, -0.9), 512)
+    return figure(
+        Plot("", Axis("error allowed", log=True), Axis("hidden units", log=True), traces),
+        xaxis={"dtick": 1 if inputs.is_formula else 2, "range": list(decades)},
+        yaxis={"range": [-0.1, math.log10(most) + 0.1]}
+        | ({"tickvals": _COUNTS} if inputs.is_formula else {"dtick": 1}),
+    )
 
 
 def _few(numbers: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from avow.core.chart import Chart
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control, fact
+from avow.lab.page import Answer, Inputs, Page, Words, control, fact
 from avow.report import formatting
 from avow.report.charts import figure
 from avow.training.run_folder import COLUMNS
@@ -41,7 +41,7 @@ _COLUMNS = {
     "gradient": ("norm", "length of the gradient"),
     "speed": ("tokens_per_second", "tokens per second"),
 }
-_HEADINGS = ("arm", "right", "accuracy", "interval", "at half", "weights", "time")
+_WORDS, _KNOWLEDGE = Words("runs.txt"), Words("runs_knowledge.html")
 
 Curves = dict[str, list[float]]
 
@@ -71,29 +71,24 @@ class Run:
     def short_name(self) -> str:
         return self.name.rpartition("/")[2]
 
-    def last(self, column: str) -> float | None:
-        return self.curves[column][-1] if self.curves["step"] else None
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Steps taken, and steps in all."""
-        return int(self.last("step") or 0), int(self.last("steps") or 0)
+    def last(self, column: str) -> float:
+        """The last number of a column; 0 before there is one."""
+        return self.curves[column][-1] if self.curves["step"] else 0.0
 
     @property
     def state(self) -> str:
-        step, steps = self.progress
         if not self.curves["step"]:
             return "has not begun"
-        if step >= steps:
+        if self.last("step") >= self.last("steps"):
             return "finished"
         return "running" if time.time() - self.written < _SILENT else "stopped"
 
     @property
     def place(self) -> str:
-        step, steps = self.progress
         if not self.curves["step"]:
             return ""
-        return f"{step:,} steps" if self.state == "finished" else f"step {step:,} of {steps:,}"
+        step, steps = self.last("step"), self.last("steps")
+        return f"{step:,.0f} steps" if self.state == "finished" else f"step {step:,.0f} of {steps:,.0f}"
 
     @property
     def summary(self) -> str:
@@ -101,30 +96,38 @@ class Run:
 
     @property
     def loss(self) -> str:
-        loss = self.last("loss")
-        return formatting.NOTHING if loss is None else f"{loss:.4g}"
+        return f"{self.last('loss'):.4g}" if self.curves["step"] else formatting.NOTHING
 
 
 def preview(inputs: RunsInputs) -> Answer:
     """The state of every run; curves of the chosen ones, and the tables of experiments that ended."""
-    runs, trouble = all_runs(), None
-    chosen: list[Run] = []
+    runs, chosen, trouble = all_runs(), [], None
     try:
         chosen = _chosen(runs, inputs.run)
     except ParameterError as error:
         trouble = error
-    place = str(folder())
+    facts = [fact("Runs", str(len(runs)), f"below {folder()}")]
+    facts += [fact(run.short_name, run.loss, run.summary) for run in chosen]
     if len(chosen) == 1:
-        facts = _facts(chosen[0])
-    else:
-        facts = [fact("Runs", str(len(runs)), f"below {place}")]
-        facts += [fact(run.short_name, run.loss, run.summary) for run in chosen]
+        lowest = min(filter(math.isfinite, chosen[0].curves["loss"]), default=None)
+        facts = _WORDS.facts("run", chosen[0], lowest)
+    newest = {run.group: max(one.written for one in runs if one.group == run.group) for run in runs}
     return {
         "facts": facts,
         "figures": {"curves": _drawn(chosen, inputs)} if any(run.curves["step"] for run in chosen) else {},
-        "runs": [_listed(run, run in chosen) for run in _newest_folders_first(runs)],
+        "runs": [
+            {
+                "name": run.name,
+                "group": run.group,
+                "state": run.state,
+                "told": f"{run.summary} · {run.about}",
+                "share": min(max(run.last("step") / (run.last("steps") or 1), 0.0), 1.0),
+                "chosen": run in chosen,
+            }
+            for run in sorted(runs, key=lambda run: (-newest[run.group], run.group, run.name))
+        ],
         "knowledge": [_table(name, results) for name, results in knowledge()],
-        "folder": place,
+        "folder": str(folder()),
         "trouble": trouble,
     }
 
@@ -144,80 +147,30 @@ def _chosen(runs: list[Run], name: str) -> list[Run]:
     return chosen[:_CURVES]
 
 
-def _newest_folders_first(runs: list[Run]) -> list[Run]:
-    newest = {run.group: max(one.written for one in runs if one.group == run.group) for run in runs}
-    return sorted(runs, key=lambda run: (-newest[run.group], run.group, run.name))
-
-
-def _listed(run: Run, chosen: bool) -> dict[str, Any]:
-    step, steps = run.progress
-    about = {"name": run.name, "group": run.group, "state": run.state, "told": f"{run.summary} · {run.about}"}
-    return about | {"share": min(max(step / steps if steps else 0.0, 0.0), 1.0), "chosen": chosen}
-
-
-def _facts(run: Run) -> list[dict[str, str]]:
-    facts = [fact("State", run.state, run.place), fact("Loss", run.loss, "nats per character, last")]
-    finite = [loss for loss in run.curves["loss"] if math.isfinite(loss)]
-    if finite:
-        facts.append(fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))
-    speed, eta = run.last("tokens_per_second"), run.last("eta")
-    if speed is not None:
-        facts.append(fact("Speed", f"{speed:,.0f} tokens/s"))
-    if eta is not None and run.state == "running":
-        facts.append(fact("Still to go", formatting.seconds(eta)))
-    return [*facts, fact("Model", run.about)]
-
-
 def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     column, title = _COLUMNS[inputs.curve]
-    series = {
-        run.short_name or run.name: (run.curves["step"], run.curves[column]) for run in chosen if run.curves["step"]
-    }
-    drawn = figure(Chart(title, "step", title, series, log_y=inputs.log))
+    drawn_runs = [run for run in chosen if run.curves["step"]]
+    series = {run.short_name or run.name: (run.curves["step"], run.curves[column]) for run in drawn_runs}
+    # Where a reader has zoomed in, new points do not zoom out again.
+    state = f"{inputs.run} {inputs.curve} {inputs.log}"
+    drawn = figure(Chart(title, "step", title, series, log_y=inputs.log), uirevision=state)
     for trace in drawn["data"]:
         trace["showlegend"] = True
-    # Where a reader has zoomed in, new points do not zoom out again.
-    drawn["layout"]["uirevision"] = f"{inputs.run} {inputs.curve} {inputs.log}"
     return drawn
 
 
-def _table(name: str, results: dict[str, Any]) -> dict[str, Any]:
-    """The table of an experiment from the figures that `avow knowledge` wrote; what is missing is a dash."""
-    majority = results.get("majority")
-    majority = {"arm": "majority answer", **majority} if isinstance(majority, dict) else None
-    lines = [row for row in (majority, *results["rows"]) if isinstance(row, dict)]
-    accuracies = [_number(row.get("accuracy")) or 0.0 for row in lines]
-    rows = [
-        {"cells": _cells(row), "share": accuracy, "best": row is not majority and 0 < accuracy == max(accuracies)}
-        for row, accuracy in zip(lines, accuracies, strict=True)
-    ]
-    return {"name": name, "headline": results["headline"], "headings": _HEADINGS, "rows": rows}
+def _table(name: str, results: dict[str, Any]) -> str:
+    """The table of an experiment, in HTML."""
+    majority, rows = results.get("majority"), [row for row in results["rows"] if isinstance(row, dict)]
+    best = max(rows, key=_accuracy, default=None)
+    above = [{"arm": "majority answer", **majority}] if isinstance(majority, dict) else []
+    best = best if best is not None and _accuracy(best) > max(map(_accuracy, above), default=0) else None
+    return _KNOWLEDGE.html("knowledge", name, results["headline"], [*above, *rows], best)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    def cell(words: str, *names: str) -> str:
-        """The numbers of that name in words; a dash where one of them is none."""
-        numbers = [_number(row.get(name)) for name in names]
-        return formatting.NOTHING if None in numbers else words.format(*numbers)
-
-    ends = row.get("interval")
-    low, high = map(_number, ends) if isinstance(ends, list) and len(ends) == 2 else (None, None)
-    interval = formatting.NOTHING
-    if low is not None and high is not None:
-        interval = f"{math.floor(100 * low)}–{math.ceil(100 * high)}%"
-    return [
-        str(row.get("arm")),
-        cell("{:.0f}/{:.0f}", "right", "asked"),
-        cell("{:.1%}", "accuracy"),
-        interval,
-        cell("{:.1%}", "accuracy_at_half"),
-        cell("{:,.0f}", "parameters"),
-        formatting.seconds(_number(row.get("seconds"))),
-    ]
-
-
-def _number(x: object) -> float | None:
-    return float(x) if isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) else None
+def _accuracy(row: dict[str, Any]) -> float:
+    accuracy = row.get("accuracy")
+    return float(accuracy) if isinstance(accuracy, int | float) else 0.0
 
 
 # ---- files
@@ -229,15 +182,13 @@ def folder() -> Path:
 
 def all_runs() -> list[Run]:
     """Every run below the folder, by name."""
-    root = folder()
-    runs = (_run(root, path) for path in _folders(root) if _plain_file(path / "config.json"))
+    runs = (_run(path) for path in _folders() if _plain_file(path / "config.json"))
     return sorted(itertools.islice((run for run in runs if run is not None), _RUNS), key=lambda run: run.name)
 
 
 def knowledge() -> list[tuple[str, dict[str, Any]]]:
     """The figures of every knowledge experiment below the folder that has ended, the newest first."""
-    root = folder()
-    experiments = [(_name(root, path), *_read(path / "knowledge.json", _json)) for path in _folders(root)]
+    experiments = [(_name(path), *_read(path / "knowledge.json", _json)) for path in _folders()]
     experiments.sort(key=lambda one: -one[2])
     return [
         (name, results)
@@ -246,12 +197,12 @@ def knowledge() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _folders() -> Iterator[Path]:
     """The folder and those below it; links are not followed."""
-    for place, inside, _ in itertools.islice(os.walk(root), _FOLDERS):
+    for place, inside, _ in itertools.islice(os.walk(folder()), _FOLDERS):
         path = Path(place)
         inside[:] = sorted(name for name in inside if not name.startswith("."))
-        if len(path.relative_to(root).parts) >= _DEEP:
+        if len(path.relative_to(folder()).parts) >= _DEEP:
             inside.clear()
         yield path
 
@@ -260,11 +211,11 @@ def _plain_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _name(root: Path, path: Path) -> str:
-    return path.relative_to(root).as_posix() if path != root else root.resolve().name
+def _name(path: Path) -> str:
+    return path.relative_to(folder()).as_posix() if path != folder() else path.resolve().name
 
 
-def _run(root: Path, path: Path) -> Run | None:
+def _run(path: Path) -> Run | None:
     config, _ = _read(path / "config.json", _json)
     model, data = config.get("model"), config.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
@@ -272,7 +223,8 @@ def _run(root: Path, path: Path) -> Run | None:
     curves, written = _read(path / "log.csv", curves_of)
     layers = model.get("layers")
     sizes = f"{layers} {'layer' if layers == 1 else 'layers'} of {model.get('width')}"
-    return Run(_name(root, path), curves, written, f"{model.get('attention')}, {sizes}, {data.get('task')}")
+    about = f"{model.get('attention')}, {sizes}, {data.get('task')}"
+    return Run(_name(path), curves, written, " ".join(about.split()))
 
 
 def _read(path: Path, parse: Callable[[bytes], dict[str, Any]]) -> tuple[dict[str, Any], float]:
@@ -303,30 +255,26 @@ def _json(content: bytes) -> dict[str, Any]:
 
 def curves_of(content: bytes) -> Curves:
     """The columns of a log, thinned to so many points, the first and the last among them."""
-    curves = columns_of(content)
-    count = len(curves["step"])
-    if count <= _POINTS:
-        return curves
-    places = [round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)]
-    return {name: [column[place] for place in places] for name, column in curves.items()}
+    lines = lines_of(content)
+    if len(lines) > _POINTS:
+        lines = [lines[round(i * (len(lines) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
+    return {name: [line[i] for line in lines] for i, name in enumerate(COLUMNS)}
 
 
-def columns_of(content: bytes) -> Curves:
-    """The columns of a log. Only lines that have ended count, for a number that was cut short is another number."""
-    whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    curves: Curves = {name: [] for name in COLUMNS}
-    reader = csv.reader(io.StringIO(whole, newline=""))
+def lines_of(content: bytes) -> list[list[float]]:
+    """The lines of a log. Only those that have ended count, for a number that was cut short is another number."""
+    ended = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    reader, lines = csv.reader(io.StringIO(ended, newline="")), []
     if next(reader, None) != COLUMNS:
-        return curves
+        return []
     for row in reader:
         try:
             numbers = [float(cell) for cell in row]
         except ValueError:
             continue
         if len(numbers) == len(COLUMNS) and all(map(math.isfinite, numbers[:2])):
-            for name, number in zip(COLUMNS, numbers, strict=True):
-                curves[name].append(number)
-    return curves
+            lines.append(numbers)
+    return lines
 
 
 PAGE = Page(

@@ -14,9 +14,11 @@ start({preview(answer) {
   list(answer.runs, answer.folder);
   const said = JSON.stringify(answer.knowledge);
   if (said !== tabled) {
-    const [newest, ...rest] = answer.knowledge.map(table);
-    const older = element("details", {}, element("summary", {}, `${rest.length} more`), ...rest);
-    at("knowledge").replaceChildren(...(newest ? [newest] : []), ...(rest.length ? [older] : []));
+    const [newest = "", ...rest] = answer.knowledge;
+    const older = element("details", {}, element("summary", {}, `${rest.length} more`));
+    older.insertAdjacentHTML("beforeend", rest.join(""));
+    at("knowledge").innerHTML = newest;
+    if (rest.length) at("knowledge").append(older);
   }
   tabled = said;
 }});
@@ -61,17 +63,4 @@ function choice(name, words) {
   const button = element("button", {type: "button"}, element("b", {}, words));
   button.addEventListener("click", () => move({run: name}));
   return button;
-}
-
-function table({name, headline, headings, rows}) {
-  return element("section", {}, element("h2", {}, `What models know: ${name}`), element("p", {}, headline),
-    element("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}`}, element("table", {},
-      element("thead", {}, element("tr", {}, ...headings.map(word => element("th", {scope: "col"}, word)))),
-      element("tbody", {}, ...rows.map(({cells, share, best}) => {
-        const [arm, ...rest] = cells, line = element("tr", best ? {class: "best"} : {},
-          element("th", {scope: "row"}, arm), ...rest.map(cell => element("td", {}, cell)));
-        line.children[2].style.setProperty("--share", share);
-        line.children[2].className = "bar-cell";
-        return line;
-      })))));
 }

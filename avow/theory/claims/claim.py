@@ -20,10 +20,10 @@ import importlib.metadata
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import avow
 from avow.core.chart import Picture
@@ -53,10 +53,19 @@ class Evidence:
 
     def plain(self) -> dict[str, Any]:
         """The step as JSON has it."""
-        return {"kind": self.kind, "says": self.says, "facts": as_json(self.facts), "amended": self.amended}
+        return as_json(vars(self))
 
 
 Check = Callable[[Any], Iterable[Evidence]]
+# Of symbols, of fractions and of balls alike.
+Formula = Callable[..., Any]
+
+
+class Versions(NamedTuple):
+    """What a claim that is to be corrected is about: as stated, and as amended."""
+
+    stated: Any
+    amended: Any
 
 
 @dataclass(frozen=True)
@@ -82,30 +91,31 @@ class Claim:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        def refuse(part: str, rule: str, remedy: str) -> NoReturn:
-            raise ParameterError(f"claim {self.id}: {part}", repr(getattr(self, part)), rule, remedy)
-
         if not _is_text(self.id) or self.id.split() != [self.id]:
             raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
         recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
         if self.expected not in recorded:
-            refuse("expected", "is not a verdict", f"one of {recorded}")
+            self._refuse("expected", "is not a verdict", f"one of {recorded}")
         if (self.expected == "corrected") != bool(self.amended):
-            refuse("amended", "must go with a correction", "give `amended` with expected='corrected', and only then")
+            self._refuse(
+                "amended", "must go with a correction", "give `amended` with expected='corrected', and only then"
+            )
         for part in ("topic", "statement", "plain", "amended", "amended_plain"):
             if not _is_text(getattr(self, part)):
-                refuse(part, "must be a string", "write it in quotes")
+                self._refuse(part, "must be a string", "write it in quotes")
         for part in ("assumptions", "needs", "requires"):
             words = getattr(self, part)
             if not isinstance(words, tuple) or not all(map(_is_text, words)):
                 shown = (words,) if isinstance(words, str) else ("one", "two")
-                refuse(part, "must be a tuple of strings", f"write {part}={shown}")
+                self._refuse(part, "must be a tuple of strings", f"write {part}={shown}")
         if not isinstance(self.sabotage, Mapping) or not all(map(_is_text, self.sabotage)):
-            refuse("sabotage", "must hold broken subjects by name", 'write sabotage={"half of it": …}')
-        if not callable(self.check):
-            refuse("check", "must be a function", "give it uncalled")
-        if self.picture is not None and not callable(self.picture):
-            refuse("picture", "must be a function", "give it uncalled")
+            self._refuse("sabotage", "must hold broken subjects by name", 'write sabotage={"half of it": …}')
+        for part in ("check", "picture"):
+            if not callable(getattr(self, part)) and (part == "check" or self.picture is not None):
+                self._refuse(part, "must be a function", "give it uncalled")
+
+    def _refuse(self, part: str, rule: str, remedy: str) -> NoReturn:
+        raise ParameterError(f"claim {self.id}: {part}", repr(getattr(self, part)), rule, remedy)
 
     @property
     def used_by(self) -> tuple[str, ...]:
@@ -163,26 +173,22 @@ class Claim:
 
 def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
     """The verdict some evidence earns."""
-    stated: list[Kind] = []
-    amended: list[Kind] = []
-    for step in evidence:
-        (amended if step.amended else stated).append(step.kind)
-    amendment_proved = bool(amended) and PROOFS.issuperset(amended)
+    steps = list(evidence)
+    stated, amended = ([step.kind for step in steps if bool(step.amended) == about] for about in (False, True))
     if "counterexample" in stated:
         if not has_amendment:
             return "refuted"
-        return "corrected" if amendment_proved else "no verdict"
+        return "corrected" if amended and PROOFS.issuperset(amended) else "no verdict"
     if amended or not stated:
         return "no verdict"
     return "proved" if PROOFS.issuperset(stated) else "supported"
 
 
-def _lacking(evidence: Iterable[Evidence]) -> str:
+def _lacking(evidence: Sequence[Evidence]) -> str:
     """What evidence that earns no verdict would need."""
-    steps = list(evidence)
-    if not steps:
+    if not evidence:
         return "the check yielded no evidence"
-    if any(step.kind == "counterexample" and not step.amended for step in steps):
+    if any(step.kind == "counterexample" and not step.amended for step in evidence):
         return "the statement is refuted, and nothing proves the amendment: yield evidence with amended=True"
     return "there is evidence for an amendment, and no counterexample to the statement"
 

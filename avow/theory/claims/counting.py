@@ -28,6 +28,7 @@ from avow.theory.claims.claim import Evidence, Unproved
 from avow.theory.claims.toolbox import nonnegative, rational
 
 Lengths = Sequence[sympy.Symbol]
+Inputs = Callable[..., Sequence[Tensor]]
 # PyTorch counts its CPU attention kernel nowhere; its own formula for the others applies.
 _UNCOUNTED = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop(q, k, v)
@@ -51,6 +52,10 @@ def held(program: Callable[..., object], *inputs: Tensor) -> list[int]:
     with torch.no_grad(), _Held(inputs) as ledger:
         program(*inputs)
     return ledger.steps
+
+
+def most_held(program: Callable[..., object], *inputs: Tensor) -> int:
+    return max(held(program, *inputs))
 
 
 class _Held(TorchDispatchMode):
@@ -97,11 +102,10 @@ def interpolated(count: Callable[..., int], lengths: Lengths, degree: int) -> sy
     values = {order: count(*(1 + part for part in order)) for order in orders}
     total = sympy.Integer(0)
     for order in orders:
-        below = itertools.product(*(range(part + 1) for part in order))
-        difference = sum(
-            values[node] * math.prod((-1) ** (a - b) * math.comb(a, b) for a, b in zip(order, node, strict=True))
-            for node in below
-        )
+        difference = 0
+        for node in itertools.product(*(range(part + 1) for part in order)):
+            signs = ((-1) ** (a - b) * math.comb(a, b) for a, b in zip(order, node, strict=True))
+            difference += values[node] * math.prod(signs)
         steps = [sympy.ff(x - 1, part) / math.factorial(part) for x, part in zip(lengths, order, strict=True)]
         total += difference * sympy.prod(steps)
     return sympy.expand(sympy.expand_func(total))
@@ -118,20 +122,24 @@ def counted(
     """Returns the polynomial a count follows; yields that it is right again at sizes beyond its nodes."""
     polynomial = interpolated(count, lengths, degree)
     beyond = {sizes: (polynomial.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
-    nodes = math.comb(len(lengths) + degree, degree)
-    names = ", ".join(map(str, lengths))
-    yield rational(
-        all(foreseen == got for foreseen, got in beyond.values()),
-        f"{says}: by interpolation, as {nodes} exact counts determine a polynomial of degree {degree} in {names}",
-        amended,
-        polynomial=polynomial,
-        foreseen_and_counted_beyond={sizes: f"{foreseen} and {got}" for sizes, (foreseen, got) in beyond.items()},
-    )
+    nodes, names = math.comb(len(lengths) + degree, degree), ", ".join(map(str, lengths))
+    says = f"{says}: by interpolation, as {nodes} exact counts determine a polynomial of degree {degree} in {names}"
+    shown = {sizes: f"{foreseen} and {got}" for sizes, (foreseen, got) in beyond.items()}
+    agrees = all(foreseen == got for foreseen, got in beyond.values())
+    yield rational(agrees, says, amended, polynomial=polynomial, foreseen_and_counted_beyond=shown)
     return polynomial
 
 
+def operations(
+    program: Callable[..., object], inputs: Inputs, lengths: Lengths, unseen: tuple[int, ...], says: str, amended: bool
+) -> Generator[Evidence, None, sympy.Expr]:
+    """Returns the polynomial that the operations of a program follow; yields as `counted` does."""
+    count = counted(lambda *z: flops(lambda: program(*inputs(*z))), lengths, [unseen], says, amended)
+    return (yield from count)
+
+
 def memory(
-    program: Callable[..., object], inputs: Callable[..., Sequence[Tensor]], lengths: Lengths, amended: bool = False
+    program: Callable[..., object], inputs: Inputs, lengths: Lengths, amended: bool = False
 ) -> Generator[Evidence, None, tuple[sympy.Expr, int]]:
     r"""Returns the numbers held beyond the inputs, summed over all steps of a program, and how many steps; yields why.
 
@@ -174,9 +182,8 @@ def at_most(
 def _from_one(expression: sympy.Expr) -> sympy.Expr:
     """An expression in what its lengths exceed one by, where positive coefficients show that it is nonnegative."""
     lengths = [symbol for symbol in expression.free_symbols if symbol.is_positive]
-    return sympy.expand(
-        expression.subs({symbol: 1 + sympy.Dummy(f"({symbol}-1)", nonnegative=True) for symbol in lengths})
-    )
+    excess = {symbol: 1 + sympy.Dummy(f"({symbol}-1)", nonnegative=True) for symbol in lengths}
+    return sympy.expand(expression.subs(excess))
 
 
 def unbounded(ratio: sympy.Expr, symbol: sympy.Symbol) -> bool:

@@ -63,10 +63,8 @@ def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
     """The claims of a Python file of one's own, by id; a file that takes longer to load is given up."""
     path = Path(path)
     if not path.is_file():
-        rule, remedy = (
-            ("is a folder", "give one of its files") if path.is_dir() else ("does not exist", "check the path")
-        )
-        raise FileError("claims file", path, rule, remedy)
+        fault = ("is a folder", "give one of its files") if path.is_dir() else ("does not exist", "check the path")
+        raise FileError("claims file", path, *fault)
     if path.suffix != ".py":
         raise FileError("claims file", path, "is not a Python file", "give a file whose name ends in .py")
     late = threading.Event()
@@ -77,10 +75,9 @@ def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and not late.is_set():
             raise
-        rule = f"raised while loading: {_told(error, path)}"
-        if late.is_set():
-            rule = f"ran out of time while loading: {seconds:g} s{_line(error, path)}"
-        raise FileError("claims file", path, rule, "fix it there, and try again") from error
+        words = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+        rule = f"ran out of time while loading: {seconds:g} s" if late.is_set() else f"raised while loading: {words}"
+        raise FileError("claims file", path, rule + _line(error, path), "fix it there, and try again") from error
     claims: dict[str, Claim] = {}
     for one in _claims_of(module, str(path.resolve())):
         if one.id in claims:
@@ -148,28 +145,22 @@ def _outlived() -> Iterator[None]:
     """`os._exit` ends a process without a word: inside, in this thread, it raises as `sys.exit` does."""
     leave, here = os._exit, threading.get_ident()
 
-    def told(status: int) -> NoReturn:
+    def leave_by_exception(status: int) -> NoReturn:
         if threading.get_ident() != here:
             leave(status)
         raise SystemExit(f"os._exit({status})")
 
-    os._exit = told
+    os._exit = leave_by_exception
     try:
         yield
     finally:
         os._exit = leave
 
 
-def _told(problem: BaseException, path: Path) -> str:
-    """An exception in one line, with the line of the file that raised it."""
-    words = problem.msg if isinstance(problem, SyntaxError) else problem
-    return f"{type(problem).__name__}: {words}{_line(problem, path)}"
-
-
-def _line(problem: BaseException, path: Path) -> str:
+def _line(error: BaseException, path: Path) -> str:
     """The line of a file that raised an exception, in brackets, where it is known."""
-    steps = traceback.extract_tb(problem.__traceback__)
+    steps = traceback.extract_tb(error.__traceback__)
     lines = [step.lineno for step in steps if Path(step.filename) == path.resolve()]
-    if isinstance(problem, SyntaxError):
-        lines.append(problem.lineno)
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
     return f" (line {lines[-1]})" if lines and lines[-1] else ""

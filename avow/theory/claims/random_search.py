@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -30,11 +30,11 @@ MOST_CASES = 100_000
 GRID = 1000
 BITS = 128
 
-Numbers = Sequence[arb]
-Excess = Callable[[Any, Numbers], arb]
-"""By how much a case, one ball for each of its numbers, breaks a statement on a subject: above zero it does.
+Excess = Callable[..., arb]
+"""By how much a case breaks a statement, from its subject and a ball or a whole number each: above zero it does.
 
 An equality is broken by the size of the difference of its sides, an inequality by what one side has over the other.
+A docstring says what the numbers stand for, to who reads a case on a page.
 """
 
 
@@ -44,36 +44,41 @@ def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
     return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
 
 
-def whole(x: arb) -> int:
-    """The number that a ball counts."""
-    return round(float(x.mid()))
-
-
 @functools.cache
 def interval_function(function: Callable[..., Any], count: int) -> Callable[..., arb]:
     """A function of symbols, as claims have them, as a function of so many balls."""
     symbols = [sympy.Dummy(f"x{i}", real=True) for i in range(count)]
     at = compiled(function(*symbols), symbols)
-    return lambda *numbers: at(numbers)
+    return lambda *numbers: at([arb(number) for number in numbers])
+
+
+# By name, the two ends that a number lies between, or a `range` of whole numbers.
+Ranges = dict[str, Any]
 
 
 class Falsifier(NamedTuple):
-    """How to search for a counterexample to a claim: the numbers of a case with their ranges, and its excess."""
+    """How to search for a counterexample to a claim: the numbers of a case, and its excess."""
 
-    ranges: Mapping[str, tuple[float, float]]
+    ranges: Ranges
     stated: Excess
     amended: Excess | None = None
-    # Numbers that count something.
-    whole: frozenset[str] = frozenset()
     # Whether equality, where balls can be sure of it, breaks the statement too.
     strict: bool = False
-    # What the numbers of a case stand for, where their names do not say it.
-    reads: str = ""
+
+    @property
+    def reads(self) -> str:
+        """What the numbers of a case stand for, where their names do not say it."""
+        return self.stated.__doc__ or ""
 
 
-def numbered(names: str, low: float, high: float) -> dict[str, tuple[float, float]]:
+def numbered(names: str, low: float, high: float) -> Ranges:
     """Numbers with these names, all of one range."""
     return dict.fromkeys(names.split(), (low, high))
+
+
+def of_versions(excess: Excess) -> tuple[Excess, Excess]:
+    """The excess of a claim on two `Versions`: as stated, and as amended."""
+    return lambda pair, *case: excess(pair.stated, *case), lambda pair, *case: excess(pair.amended, *case)
 
 
 @dataclass(frozen=True)
@@ -104,51 +109,37 @@ def search(
         raise ParameterError("variant", repr(variant), f"is not a variant of {claim.id}", f"one of {known}")
     if not 1 <= cases <= MOST_CASES:
         raise ParameterError("cases", cases, f"must lie between 1 and {MOST_CASES:,}", "try 2000")
-    start, tried, most, nearest = time.monotonic(), 0, -float("inf"), [Fraction(0)] * len(falsifier.ranges)
     subject = claim.sabotage.get(variant, claim.subject)
     # Of a claim that was corrected, what is broken on purpose is the correction.
     excess = falsifier.stated if variant == STATED else falsifier.amended or falsifier.stated
+    ends = [(span[0], span[-1]) for span in falsifier.ranges.values()]
+    grids = [1 if isinstance(span, range) else GRID for span in falsifier.ranges.values()]
+    start, rng, most, nearest = time.monotonic(), random.Random(seed), -float("inf"), [Fraction(0)] * len(ends)
     with intervals.precision(BITS):
-        draws = _drawn(random.Random(seed), falsifier, cases)
-        case = next(draws)
-        while True:
-            tried += 1
-            value = excess(subject, [intervals.ball(x) for x in case])
+        for number in range(cases):
+            # Every other case is anywhere, with ends and ties that chance alone seldom has; the rest near the nearest.
+            drawn = _nearby(rng, ends, nearest) if number % 2 else _anywhere(rng, ends)
+            case = [Fraction(round(x * grid), grid) for x, grid in zip(drawn, grids, strict=True)]
+            numbers = (int(x) if grid == 1 else intervals.ball(x) for x, grid in zip(case, grids, strict=True))
+            value = excess(subject, *numbers)
             broken = bool(value > 0) or (falsifier.strict and bool(value >= 0))
             if value.is_finite() and (broken or float(value.mid()) > most):
                 most, nearest = float(value.mid()), case
             if broken or time.monotonic() - start > seconds:
                 break
-            try:
-                case = draws.send(nearest)
-            except StopIteration:
-                break
     named = dict(zip(falsifier.ranges, nearest, strict=True))
-    return Outcome(variant, seed, tried, cases, broken, most, named, time.monotonic() - start)
-
-
-def _drawn(rng: random.Random, falsifier: Falsifier, cases: int) -> Generator[list[Fraction], list[Fraction]]:
-    """Cases: every other one anywhere, with ends and ties that chance alone seldom has; the rest near the nearest."""
-    ranges = list(falsifier.ranges.values())
-    grids = [1 if name in falsifier.whole else GRID for name in falsifier.ranges]
-    nearest: list[Fraction] = []
-    for number in range(cases):
-        fresh = not nearest or number % 2 == 0
-        case = _anywhere(rng, ranges) if fresh else _nearby(rng, ranges, nearest)
-        nearest = yield [Fraction(round(x * grid), grid) for x, grid in zip(case, grids, strict=True)]
+    return Outcome(variant, seed, number + 1, cases, broken, most, named, time.monotonic() - start)
 
 
 def _anywhere(rng: random.Random, ranges: Sequence[tuple[float, float]]) -> list[float]:
     drawn: list[float] = []
     for place, ends in enumerate(ranges):
         alike = [x for x, others in zip(drawn, ranges[:place], strict=True) if others == ends]
-        match rng.random():
-            case luck if luck < 0.1:
-                drawn.append(rng.choice(ends))
-            case luck if luck < 0.2 and alike:
-                drawn.append(rng.choice(alike))
-            case _:
-                drawn.append(rng.uniform(*ends))
+        luck = rng.random()
+        if luck < 0.1:
+            drawn.append(rng.choice(ends))
+        else:
+            drawn.append(rng.choice(alike) if luck < 0.2 and alike else rng.uniform(*ends))
     return drawn
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -10,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from avow.core.chart import Picture
@@ -44,50 +43,46 @@ def run(
         if not one.source:
             remedy = "take claims from catalogue(), or from claims_in(path)"
             raise ParameterError(f"run: source of {one.id}", "''", "must say where a worker finds the claim", remedy)
-    return _requested_findings(requested, _all_findings(requested, seconds_each, workers, tell, sabotage))
+    return _findings(requested, seconds_each, workers, tell, sabotage)
 
 
 def judged_after_needs(one: Claim, judge: Callable[[Claim], Finding] = Claim.judge) -> Finding:
     """The finding on one claim, judged in this process after those it needs: for who may end the process."""
     agenda = _Agenda({one.id: one})
-    findings: dict[str, Finding] = {}
-    while one.id not in findings:
-        news = list(agenda.hopeless())
-        if not news:
-            news = [judge(agenda.begin())] if agenda.ready else list(agenda.circular())
-            agenda.done(news[0])
-        findings |= {finding.claim.id: finding for finding in news}
-    return findings[one.id]
+    while True:
+        due = agenda.next(idle=True)
+        assert due is not None  # the claim itself is still to come
+        finding = judge(due) if isinstance(due, Claim) else due
+        agenda.done(finding)
+        if finding.claim.id == one.id:
+            return finding
 
 
-def _requested_findings(requested: dict[str, Claim], findings: Generator[Finding]) -> Iterator[Finding]:
-    """Of all findings, those that were asked for; who stops iterating ends the workers too."""
-    with contextlib.closing(findings):
-        yield from (finding for finding in findings if finding.claim.id in requested)
-
-
-def _all_findings(
+def _findings(
     requested: dict[str, Claim], limit: float, workers: int, tell: Tell | None, sabotage: bool
-) -> Generator[Finding]:
-    """The findings on the claims asked for, and on those they need."""
+) -> Iterator[Finding]:
+    """The findings on the claims asked for; what they need is judged too. Who stops iterating ends the workers."""
     agenda = _Agenda(requested)
     running: set[concurrent.futures.Future[Finding]] = set()
     with contextlib.closing(WorkerPool(functools.partial(Worker, "avow.theory.claims.running:handler"))) as pool:
         while True:
-            yield from agenda.hopeless()
-            while agenda.ready and len(running) < workers:
-                one = agenda.begin()
-                if tell and one.id in requested:
-                    tell(one)
-                task = functools.partial(_finding, one=one, limit=limit, sabotage=sabotage and one.id in requested)
+            due = agenda.next(idle=not running) if len(running) < workers else None
+            if isinstance(due, Claim):
+                if tell and due.id in requested:
+                    tell(due)
+                task = functools.partial(_finding, one=due, limit=limit, sabotage=sabotage and due.id in requested)
                 running.add(pool.submit(task))
-            if not running:
-                yield from agenda.circular()
+                continue
+            if due is None and not running:
                 return
-            done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in done:
-                agenda.done(future.result())
-                yield future.result()
+            findings = [due] if due else []
+            if due is None:
+                done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                findings = [future.result() for future in done]
+            for finding in findings:
+                agenda.done(finding)
+                if finding.claim.id in requested:
+                    yield finding
 
 
 def _finding(worker: Worker, one: Claim, limit: float, sabotage: bool) -> Finding:
@@ -145,17 +140,16 @@ def handler() -> Handler:
 
 
 def _messages(source: str, id: str, sabotage: bool) -> Iterator[dict[str, Any]]:
-    claims = (item for item in vars(_module(source)).values() if isinstance(item, Claim) and item.id == id)
-    one = next(claims, None)
+    one = next((item for item in vars(_module(source)).values() if isinstance(item, Claim) and item.id == id), None)
     if one is None:
         raise LookupError(f"{source} has no claim {id!r} any more")
     finding = one.judge()
     worked = finding.verdict != "not applicable" and not finding.raised
     names = list(one.sabotage) if sabotage and worked else []
     stages = [*(f"the sabotage {name!r}" for name in names), "the picture"]
-    facts = finding.plain()
-    facts = {name: facts[name] for name in ("verdict", "evidence", "seconds", "trouble")} | {"raised": finding.raised}
-    yield {"kind": "verdict", "next": stages[0], **facts}
+    plain = finding.plain()
+    facts = {name: plain[name] for name in ("verdict", "evidence", "seconds", "trouble")}
+    yield {"kind": "verdict", "next": stages[0], **facts, "raised": finding.raised}
     for name, following in zip(names, stages[1:], strict=True):
         yield {"kind": "sabotage", "next": following, "name": name, "rejected": one.judge_sabotage(name).rejected}
     yield {"kind": "picture", "next": "", **_picture(one)}
@@ -170,13 +164,11 @@ def _module(source: str) -> Any:
 
 
 def _picture(one: Claim) -> dict[str, Any]:
-    if one.picture is None:
-        return {"picture": None, "trouble": ""}
     try:
-        picture = one.picture()
-        if not isinstance(picture, Picture):
+        picture = one.picture and one.picture()
+        if not isinstance(picture, Picture | None):
             raise TypeError(f"a picture is a Chart or a Table, not {type(picture).__name__}")
-        return {"picture": as_json(picture.plain()), "trouble": ""}
+        return {"picture": picture and as_json(picture.plain()), "trouble": ""}
     except Exception as error:
         return {"picture": None, "trouble": f"the picture raised {type(error).__name__}: {error}"}
 
@@ -184,41 +176,41 @@ def _picture(one: Claim) -> dict[str, Any]:
 class _Agenda:
     """What is left to judge, in the order given, each after what it needs."""
 
-    def __init__(self, asked: dict[str, Claim]) -> None:
-        known = catalogue() | asked
-        self._left = dict(asked)
+    def __init__(self, requested: dict[str, Claim]) -> None:
+        known = catalogue() | requested
+        self._left = dict(requested)
         self._verdicts: dict[str, str] = {}
-        more = collections.deque(asked.values())
-        while more:
-            for name in more.popleft().needs:
+        self._circle = ""
+        for one in (more := list(requested.values())):
+            for name in one.needs:
                 if name in known and name not in self._left:
                     self._left[name] = known[name]
                     more.append(known[name])
         self._all = frozenset(self._left)
 
-    @property
-    def ready(self) -> list[Claim]:
-        """Claims whose needs have all been judged."""
-        return [one for one in self._left.values() if all(name in self._verdicts for name in one.needs)]
+    def next(self, idle: bool) -> Claim | Finding | None:
+        """A claim to judge now, or the finding on one that cannot be judged; None if all wait, or none is left.
 
-    def begin(self) -> Claim:
-        return self._left.pop(self.ready[0].id)
+        When idle, those that wait can only wait for each other.
+        """
+        if not self._circle:
+            for one in self._left.values():
+                if reason := self._hindrance(one):
+                    return self._without_verdict(one, reason)
+            for one in self._left.values():
+                if self._verdicts.keys() >= set(one.needs):
+                    return self._left.pop(one.id)
+            self._circle = " and ".join(self._left) if idle else ""
+        if not self._circle or not self._left:
+            return None
+        one = next(iter(self._left.values()))
+        return self._without_verdict(one, f"it waits for claims that wait for it: {self._circle}")
 
     def done(self, finding: Finding) -> None:
         self._verdicts[finding.claim.id] = finding.verdict
 
-    def hopeless(self) -> Iterator[Finding]:
-        """Claims that need what is not there or was not proved, with the reason; one may take others with it."""
-        while found := next((pair for one in self._left.values() if (pair := (one, self._hindrance(one)))[1]), None):
-            yield self._without_verdict(*found)
-
-    def circular(self) -> Iterator[Finding]:
-        """What is left when all else has been judged: claims that wait for each other."""
-        circle = " and ".join(self._left)
-        for one in list(self._left.values()):
-            yield self._without_verdict(one, f"it waits for claims that wait for it: {circle}")
-
     def _hindrance(self, one: Claim) -> str:
+        """Why a claim cannot be judged: it needs what is not there, or was not proved."""
         for name in one.needs:
             if name not in self._all:
                 return f"it needs the claim {name}, and there is none of that name"
@@ -227,6 +219,4 @@ class _Agenda:
         return ""
 
     def _without_verdict(self, one: Claim, reason: str) -> Finding:
-        finding = Finding(self._left.pop(one.id), "no verdict", (), 0.0, reason)
-        self.done(finding)
-        return finding
+        return Finding(self._left.pop(one.id), "no verdict", (), 0.0, reason)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from flint import arb
 
 from avow.numerics import intervals
-from avow.theory.claims.claim import Evidence, Unproved
+from avow.theory.claims.claim import Evidence, Formula, Unproved
 from avow.theory.constructions.construction import Construction
 
 Box = Sequence[tuple[float | Fraction, float | Fraction]]
@@ -60,20 +60,21 @@ def same_product(left: Any, right: Any, says: str, amended: bool = False) -> Evi
 
 def nonnegative(expression: Any, says: str, amended: bool = False) -> Evidence:
     """An expression is never negative under the assumptions its symbols carry; SymPy must be able to see it."""
-    expression = _exact(expression)
-    for form in _forms(expression):
-        if form.is_nonnegative:
-            return Evidence("symbolic", says, {"nonnegative": sympy.latex(form)}, amended)
-    raise Unproved(f"{says}: cannot see that {expression} is nonnegative")
+    return _signed("nonnegative", expression, says, amended)
 
 
 def positive(expression: Any, says: str, amended: bool = False) -> Evidence:
     """An expression is above zero under the assumptions its symbols carry; SymPy must be able to see it."""
+    return _signed("positive", expression, says, amended)
+
+
+def _signed(sign: str, expression: Any, says: str, amended: bool) -> Evidence:
     expression = _exact(expression)
-    for form in _forms(expression):
-        if form.is_positive:
-            return Evidence("symbolic", says, {"positive": sympy.latex(form)}, amended)
-    raise Unproved(f"{says}: cannot see that {expression} is positive")
+    for rewritten in (lambda given: given, sympy.simplify, sympy.factor, sympy.expand):
+        form = rewritten(expression)
+        if getattr(form, f"is_{sign}"):
+            return Evidence("symbolic", says, {sign: sympy.latex(form)}, amended)
+    raise Unproved(f"{says}: cannot see that {expression} is {sign}")
 
 
 def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amended: bool = False) -> Evidence:
@@ -98,14 +99,7 @@ def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amend
     raise trouble
 
 
-def induction(
-    form: Callable[[Any], Any],
-    first: int,
-    start: Any,
-    step: Callable[[Any, Any], Any],
-    says: str,
-    amended: bool = False,
-) -> Evidence:
+def induction(form: Formula, first: int, start: Any, step: Formula, says: str, amended: bool = False) -> Evidence:
     """A quantity that is `start` at `first` and goes from n to n+1 by `step(quantity, n)` is `form(n)` at every n."""
     n = sympy.Symbol("n", integer=True, positive=first > 0, nonnegative=True if first >= 0 else None)
     identity(form(sympy.Integer(first)), start, f"{says}, at n = {first}")
@@ -218,13 +212,12 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
     `number` is asked with more bits until its ball lies strictly between two halfway points; on one, it never does.
     """
     form = torch.finfo(dtype)
-    top, relative = Fraction(form.max), Fraction(form.eps)
+    top, relative, tiny = Fraction(form.max), Fraction(form.eps), Fraction(form.tiny)
 
     def spacing(size: Fraction) -> Fraction:
         """From one number of the type to the next; below the smallest normal number it stays the same."""
-        least = relative * Fraction(form.tiny)
-        if size < 2 * Fraction(form.tiny):
-            return least
+        if size < 2 * tiny:
+            return relative * tiny
         exponent = size.numerator.bit_length() - size.denominator.bit_length()
         # 2^exponent is within a factor of two of the size.
         return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
@@ -247,10 +240,8 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
         candidate = round(size / spacing(size)) * spacing(size)
         # Half the way to either neighbour; the one below is nearer where the exponent changes.
         above, below = spacing(candidate) / 2, spacing(candidate * (1 - relative / 4)) / 2
-        inside = magnitude < intervals.ball(min(candidate + above, overflow)) and magnitude > intervals.ball(
-            candidate - below
-        )
-        return sign * candidate if inside else None
+        low, high = intervals.ball(candidate - below), intervals.ball(min(candidate + above, overflow))
+        return sign * candidate if low < magnitude < high else None
 
     decided = intervals.decided(nearest)
     if decided is None:
@@ -263,12 +254,6 @@ def _exact(expression: Any) -> Any:
     if expression.has(sympy.Float):
         raise TypeError(f"{expression} holds a float; symbolic evidence holds exact numbers")
     return expression
-
-
-def _forms(expression: Any) -> Iterator[Any]:
-    yield expression
-    for rewritten in (sympy.simplify, sympy.factor, sympy.expand):
-        yield rewritten(expression)
 
 
 def _truth(found: Any) -> bool:

@@ -48,15 +48,17 @@ class Proof:
 class Construction(ABC):
     """Weights that do what they say. Implementations are frozen dataclasses, each made by one public function."""
 
+    eps: float
+
     @property
     @abstractmethod
     def promise(self) -> str:
         """What is promised, as a sentence with its numbers."""
 
     @property
-    @abstractmethod
     def bound(self) -> float:
         """The error promised, rounding to the tensors' own type included."""
+        return self.eps
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -74,37 +76,23 @@ class Construction(ABC):
         return f"{type(self).__name__}: {self.promise}"
 
     def as_module(self) -> nn.Module:
-        """The construction as a module, where a module makes sense."""
+        """The construction as a module, if it maps inputs to outputs."""
         raise NotImplementedError(f"{type(self).__name__} does not map inputs to outputs, so it has no module")
 
 
-# Weights that miss a sum of 1 by less are divided by it.
-SUM_TOLERANCE = 1e-6
-
-
-def checked_keys(name: str, keys: Tensor) -> Tensor:
-    """A copy of some keys that can be copied from: n of d finite numbers."""
-    if keys.dim() != 2 or 0 in keys.shape:
-        rule = "must be n keys of d numbers, (n, d), at least one of each"
-        raise ShapeError(f"{name}: keys", tuple(keys.shape), rule, "pass one head's keys, such as k[0, 0]")
-    if keys.dtype not in DTYPES:
-        raise DtypeError(f"{name}: keys", keys.dtype, "must be floating point", "pass keys.double()")
-    finite = keys.isfinite().all(-1)
+def checked_matrix(name: str, x: Tensor) -> Tensor:
+    """A copy of a finite matrix of a floating type, with at least one row and one column."""
+    if x.ndim != 2 or 0 in x.shape:
+        rule = "must be a matrix of at least one row and one column"
+        raise ShapeError(name, tuple(x.shape), rule, "give two dimensions, such as k[0, 0] of one head's keys")
+    if x.dtype not in DTYPES:
+        raise DtypeError(name, x.dtype, "must be of a floating type", "try .double()")
+    finite = x.isfinite().all(-1)
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])
         rule = "holds a number that is nan or infinite"
-        raise NonFiniteError(f"{name}: keys[{row}]", keys[row].tolist(), rule, "drop that key or replace it")
-    return keys.detach().clone()
-
-
-def checked_matrix(name: str, x: Tensor) -> None:
-    """Refuse what is not a finite matrix of a floating type."""
-    if x.dtype not in DTYPES:
-        raise DtypeError(name, x.dtype, "must be of a floating type", "try .double()")
-    if x.ndim != 2:
-        raise ShapeError(name, tuple(x.shape), "must be a matrix", "give two dimensions")
-    if not bool(x.isfinite().all()):
-        raise NonFiniteError(name, "nan or inf", "must be finite", "replace what is not")
+        raise NonFiniteError(f"{name}[{row}]", x[row].tolist(), rule, "drop that row or replace it")
+    return x.detach().clone()
 
 
 def checked_eps(name: str, eps: SupportsFloat) -> float:
@@ -115,10 +103,8 @@ def checked_eps(name: str, eps: SupportsFloat) -> float:
     return number
 
 
-def checked_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """A dtype that weights can be rounded to."""
+def checked_dtype(name: str, dtype: torch.dtype) -> None:
     check_dtype(f"{name}: dtype", dtype, "use dtype=torch.float64")
-    return dtype
 
 
 def checked_index(name: str, index: int, n: int, within: Sequence[int] | None = None) -> int:
@@ -127,19 +113,3 @@ def checked_index(name: str, index: int, n: int, within: Sequence[int] | None = 
         value = index if within is None else list(within)
         raise ParameterError(name, value, f"must lie in 0..{n - 1}, the rows of keys", "count keys from 0")
     return index
-
-
-def checked_weights(weights: Tensor, n: int) -> Tensor:
-    """Weights that sum to 1, divided by their sum where they nearly do."""
-    name = "mixture_query: weights"
-    if weights.shape != (n,):
-        raise ShapeError(name, tuple(weights.shape), f"must be one weight for each of {n} keys", f"pass shape ({n},)")
-    if not bool(weights.isfinite().all()):
-        raise NonFiniteError(name, weights.tolist(), "hold a number that is nan or infinite", "give finite weights")
-    if bool((weights < 0).any()):
-        raise ParameterError(name, weights.tolist(), "must not be negative", "a key left out has weight 0")
-    total = float(weights.sum())
-    if abs(total - 1) > SUM_TOLERANCE:
-        rule = f"must sum to 1 within {SUM_TOLERANCE:g}, and sum to {total:.9g}"
-        raise ParameterError(name, weights.tolist(), rule, "divide them by their sum")
-    return weights / total

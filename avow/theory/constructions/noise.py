@@ -48,27 +48,19 @@ class DiscreteLaw:
     def __init__(self, values: Iterable[Fraction | float], probabilities: Iterable[Fraction | float]) -> None:
         object.__setattr__(self, "values", tuple(_fraction("values", value) for value in values))
         object.__setattr__(self, "probabilities", tuple(_fraction("probabilities", p) for p in probabilities))
-        if not self.values or len(self.values) != len(self.probabilities):
-            raise ParameterError(
-                "DiscreteLaw: probabilities",
-                f"{len(self.probabilities)} numbers",
-                f"must be one for each of the {len(self.values)} values, of which there is at least one",
-                "try DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))",
-            )
-        if len(set(self.values)) != len(self.values):
-            raise ParameterError("DiscreteLaw: values", _listed(self.values), "must differ", "add up the odds of each")
+        name, count = "DiscreteLaw: probabilities", len(self.values)
+        listed, odds = (f"({', '.join(map(str, numbers))})" for numbers in (self.values, self.probabilities))
+        if not count or count != len(self.probabilities):
+            rule = f"must be one for each of the {count} values, of which there is at least one"
+            remedy = "try DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))"
+            raise ParameterError(name, f"{len(self.probabilities)} numbers", rule, remedy)
+        if len(set(self.values)) != count:
+            raise ParameterError("DiscreteLaw: values", listed, "must differ", "add up the odds of each")
         if min(self.probabilities) < 0:
-            rule = "must not be negative"
-            raise ParameterError(
-                "DiscreteLaw: probabilities", _listed(self.probabilities), rule, "leave out what never comes"
-            )
+            raise ParameterError(name, odds, "must not be negative", "leave out what never comes")
         if sum(self.probabilities) != 1:
-            raise ParameterError(
-                "DiscreteLaw: probabilities",
-                _listed(self.probabilities),
-                f"must sum to 1, and sum to {sum(self.probabilities)}",
-                "give fractions.Fraction where a float is not exact",
-            )
+            rule = f"must sum to 1, and sum to {sum(self.probabilities)}"
+            raise ParameterError(name, odds, rule, "give fractions.Fraction where a float is not exact")
 
     @declared("probability")
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
@@ -149,10 +141,6 @@ def _fraction(name: str, x: Fraction | float) -> Fraction:
         raise ParameterError(f"DiscreteLaw: {name}", x, "must be a finite number", "try Fraction(1, 2)") from None
 
 
-def _listed(numbers: Iterable[Fraction]) -> str:
-    return "(" + ", ".join(map(str, numbers)) + ")"
-
-
 Head = Mapping[int, float]
 
 _BITS = 128
@@ -195,8 +183,8 @@ class NoiseAnalysis:
     def weights_at(self, scale: float | Fraction) -> dict[int, Enclosure]:
         """The averaged weight of every key that a head or the target names, when X is this."""
         with intervals.precision(_BITS):
-            named, _ = _Scene(self.n, self.heads, self.noisy, self.target).weights(intervals.ball(scale))
-            return {key: intervals.ends(weight) for key, weight in named.items()}
+            weights = _Scene(self.n, self.heads, self.noisy, self.target).weights(intervals.ball(scale))
+            return {key: intervals.ends(weight) for key, weight in weights.items() if key is not None}
 
     def picture(self) -> Chart:
         """Weights of the named keys as the scale goes from −1 to 3."""
@@ -227,23 +215,28 @@ def noise_analysis(
     ([0.9968, 0.0032], (0.0, 0.0))
     """
     _check_problem(n, heads, eta, noisy)
-    exact = _target(target, n)
+    target = {0: Fraction(1, 2), 1: Fraction(1, 2)} if target is None else target
+    shares = target.values()
+    if not all(0 <= key < n for key in target) or not all(0 <= share <= 1 for share in shares) or sum(shares) != 1:
+        rule = f"must be a distribution over keys 0..{n - 1}"
+        raise ParameterError("noise_analysis: target", target, rule, "leave it out for the average of keys 0 and 1")
+    exact = {key: Fraction(share) for key, share in target.items()}
     coordinates = tuple(dict(head) for head in heads)
-    scene = _Scene(n, coordinates, noisy, exact)
     with intervals.precision(_BITS):
+        scene = _Scene(n, coordinates, noisy, exact)
+        outcomes: tuple[Outcome, ...] = ()
         if isinstance(law, DiscreteLaw):
             outcomes = tuple(_outcome(scene, eta, *odds) for odds in zip(law.values, law.probabilities, strict=True))
             sure = sum((o.probability for o in outcomes if o.succeeds), Fraction(0))
             maybe = sum((o.probability for o in outcomes if o.succeeds is None), Fraction(0))
-            success = intervals.ball(sure).union(intervals.ball(sure + maybe))
+            mass = intervals.interval(sure, sure + maybe)
         else:
-            outcomes = ()
-            success = _gaussian_success(scene, law, eta)
-        moments = [_moment(scene, law, power) for power in (1, 2)]
-        variance = moments[1] - moments[0] ** 2
-        return NoiseAnalysis(
-            n, coordinates, law, eta, noisy, exact, _odds(success), _odds(moments[0]), _odds(variance), outcomes
-        )
+            mass = _gaussian_success(scene, law, eta)
+        first, second = (_moment(scene, law, power) for power in (1, 2))
+        # All three lie in [0, 1].
+        ends = (intervals.ends(x) for x in (mass, first, second - first**2))
+        success, mean, variance = ((max(0.0, low), min(1.0, high)) for low, high in ends)
+        return NoiseAnalysis(n, coordinates, law, eta, noisy, exact, success, mean, variance, outcomes)
 
 
 class _Scene:
@@ -252,60 +245,48 @@ class _Scene:
     def __init__(self, n: int, heads: Sequence[Head], noisy: int, target: Mapping[int, Fraction]) -> None:
         self.noisy, self.target = noisy, target
         self.named = sorted({noisy, *target, *(key for head in heads for key in head)})
-        self.unnamed = n - len(self.named)
-        with intervals.precision(_BITS):
+        # Of each head: its score on the noisy key, a shift, what each exact key weighs once shifted (those that nobody
+        # names together, under None), and their sum.
+        self.heads: list[tuple[arb, arb, dict[int | None, arb], arb]] = []
+        for head in heads:
+            scores = {key: intervals.ball(head.get(key, 0.0)) for key in self.named}
+            pull = scores.pop(noisy)
             # Shifting a head's scores by the largest of the exact keys' changes no weight and overflows nothing.
-            self.pull: list[arb] = []
-            self.shift: list[arb] = []
-            self.shares: list[list[arb]] = []
-            self.total: list[arb] = []
-            for head in heads:
-                scores = [intervals.ball(head.get(key, 0.0)) for key in self.named if key != noisy]
-                top = max([*scores, intervals.ball(0)], key=lambda x: x.mid())
-                shares = [(score - top).exp() for score in scores]
-                self.pull.append(intervals.ball(head.get(noisy, 0.0)))
-                self.shift.append(top)
-                self.shares.append(shares)
-                self.total.append(sum(shares, self.unnamed * (-top).exp()))
+            top = max([*scores.values(), intervals.ball(0)], key=lambda x: x.mid())
+            shares: dict[int | None, arb] = {key: (score - top).exp() for key, score in scores.items()}
+            shares[None] = (n - len(self.named)) * (-top).exp()
+            self.heads.append((pull, top, shares, intervals.total(shares.values())))
 
-    def noisy_weight(self, head: int, scale: Any) -> Any:
-        """σ(t_a X − ln R), of a ball that is real or complex."""
-        return 1 / (1 + self.total[head] * (self.shift[head] - self.pull[head] * scale).exp())
+    def noisy_weights(self, scale: Any) -> list[Any]:
+        """σ(t_a X − ln R) of each head, of a ball that is real or complex."""
+        return [1 / (1 + total * (top - pull * scale).exp()) for pull, top, _, total in self.heads]
 
-    def weights(self, low: arb, high: arb | None = None) -> tuple[dict[int, arb], arb]:
-        """Averaged weights of the named keys, and of the others together; over [low, high] where both are given."""
-        heads = len(self.pull)
-        averaged = dict.fromkeys(self.named, intervals.ball(0))
-        rest = intervals.ball(0)
-        for h in range(heads):
+    def weights(self, *ends: arb) -> dict[int | None, arb]:
+        """Averaged weights of the named keys, and of the others together under None; at a scale or between two."""
+        averaged: dict[int | None, arb] = dict.fromkeys([*self.named, None], intervals.ball(0))
+        at_ends = zip(*map(self.noisy_weights, ends), strict=True)
+        for (_, _, shares, total), at in zip(self.heads, at_ends, strict=True):
             # Each head's weight is monotone in X, so the ends of a range enclose it.
-            weight = self.noisy_weight(h, low)
-            if high is not None:
-                weight = weight.union(self.noisy_weight(h, high))
-            averaged[self.noisy] += weight / heads
-            left = (1 - weight) / self.total[h] / heads
-            for key, share in zip((k for k in self.named if k != self.noisy), self.shares[h], strict=True):
+            weight = at[0] if len(at) == 1 else at[0].union(at[1])
+            averaged[self.noisy] += weight / len(self.heads)
+            left = (1 - weight) / total / len(self.heads)
+            for key, share in shares.items():
                 averaged[key] += left * share
-            rest += left * (-self.shift[h]).exp() * self.unnamed
-        return averaged, rest
+        return averaged
 
-    def error(self, low: arb, high: arb | None = None) -> arb:
+    def error(self, *ends: arb) -> arb:
         """‖averaged weights − target‖₁."""
-        averaged, rest = self.weights(low, high)
-        parts = [abs(weight - intervals.ball(self.target.get(key, Fraction(0)))) for key, weight in averaged.items()]
-        return sum(parts, rest)
+        weights = self.weights(*ends)
+        rest = weights.pop(None)
+        return sum((abs(weights[key] - intervals.ball(self.target.get(key, 0))) for key in self.named), rest)
 
 
 def _outcome(scene: _Scene, eta: float, scale: Fraction, probability: Fraction) -> Outcome:
-    def answer() -> bool | None:
-        error, most = scene.error(intervals.ball(scale)), intervals.ball(eta)
-        return True if error <= most else False if error > most else None
-
-    averaged, rest = scene.weights(intervals.ball(scale))
-    weights = {key: intervals.ends(weight) for key, weight in averaged.items()}
-    return Outcome(
-        scale, probability, weights, intervals.ends(rest), intervals.ends(scene.error(intervals.ball(scale))), answer()
-    )
+    weights = scene.weights(intervals.ball(scale))
+    error, rest = scene.error(intervals.ball(scale)), intervals.ends(weights.pop(None))
+    succeeds = True if error <= eta else False if error > eta else None
+    enclosures = {key: intervals.ends(weight) for key, weight in weights.items() if key is not None}
+    return Outcome(scale, probability, enclosures, rest, intervals.ends(error), succeeds)
 
 
 def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
@@ -339,10 +320,9 @@ def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
 
 def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> arb:
     """E ᾱ_a^power: a sum, or an integral enclosed by flint's quadrature."""
-    heads = len(scene.pull)
 
     def weight(scale: Any) -> Any:
-        return (sum(scene.noisy_weight(h, scale) for h in range(heads)) / heads) ** power
+        return (sum(scene.noisy_weights(scale)) / len(scene.heads)) ** power
 
     if isinstance(law, DiscreteLaw):
         odds = zip(law.values, law.probabilities, strict=True)
@@ -359,17 +339,6 @@ def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> arb:
     # The weight lies in (0, 1), so what is left out lies between 0 and the mass beyond.
     beyond = (intervals.ball(REACH) / intervals.ball(2).sqrt()).erfc()
     return inside + beyond.union(intervals.ball(0))
-
-
-def _target(target: Mapping[int, Fraction | float] | None, n: int) -> dict[int, Fraction]:
-    """The distribution aimed at, as fractions."""
-    if target is None:
-        return {0: Fraction(1, 2), 1: Fraction(1, 2)}
-    shares = target.values()
-    if not all(0 <= key < n for key in target) or not all(0 <= share <= 1 for share in shares) or sum(shares) != 1:
-        rule = f"must be a distribution over keys 0..{n - 1}"
-        raise ParameterError("noise_analysis: target", target, rule, "leave it out for the average of keys 0 and 1")
-    return {key: Fraction(share) for key, share in target.items()}
 
 
 def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> None:
@@ -390,9 +359,3 @@ def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> Non
             if not math.isfinite(as_float(coordinate)):
                 rule = f"must be finite, at key {key}"
                 raise NonFiniteError("noise_analysis: heads", coordinate, rule, "use a finite query")
-
-
-def _odds(x: arb) -> Enclosure:
-    """An enclosure of a number known to lie in [0, 1]."""
-    low, high = intervals.ends(x)
-    return max(0.0, low), min(1.0, high)

@@ -1,6 +1,6 @@
 r"""Taking one part out of a sum: from v_a + v_b back to v_a, when v_a lies in span A and v_b in span B.
 
-Where the columns of A and B together are independent there is one matrix C of A-coordinates,
+If the columns of A and B together are independent there is one matrix C of A-coordinates,
 
 .. math:: C\,[A\;B] = [I\;0], \qquad P = AC, \qquad PA = A, \quad PB = 0,
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class ProjectOut(Construction):
     coordinates: Tensor
     projection: Tensor
     smallest: float
-    error: float
+    eps: float
 
     @property
     def promise(self) -> str:
@@ -54,10 +54,6 @@ class ProjectOut(Construction):
             f"‖PA − A‖ ≤ {self.bound:.3g}‖A‖ and ‖PB‖ ≤ {self.bound:.3g}‖B‖, and for the coordinates "
             f"‖CA − I‖ ≤ {self.bound:.3g} and ‖CB‖ ≤ {self.bound:.3g}‖B‖/‖A‖ (Frobenius norms)"
         )
-
-    @property
-    def bound(self) -> float:
-        return self.error
 
     def tensors(self) -> dict[str, Tensor]:
         return {"projection": self.projection, "coordinates": self.coordinates}
@@ -104,17 +100,13 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     tensor([[ 1., -1.],
             [ 0.,  0.]])
     """
-    for name, side in (("A", a), ("B", b)):
-        checked_matrix(f"project_out: {name}", side)
-        if side.shape[1] == 0:
-            raise ShapeError(f"project_out: {name}", tuple(side.shape), "must have columns", "give (d, 1) or wider")
+    a, b = checked_matrix("project_out: A", a), checked_matrix("project_out: B", b)
     if a.shape[0] != b.shape[0]:
         shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
         raise ShapeError("project_out: A and B", shapes, "must have equally long columns", "give (d, p) and (d, q)")
     if a.dtype != b.dtype:
         types = f"{a.dtype} and {b.dtype}"
         raise DtypeError("project_out: A and B", types, "must be of one type", "convert one of them")
-    a, b = a.detach(), b.detach()
     columns = torch.cat((a, b), 1).double()
     basis = dual_basis(columns)
     if basis is None:
@@ -130,14 +122,12 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
         relative = max(intervals.upper(frobenius(along)), intervals.upper(frobenius(exact) * size))
         flushed = rounding.tiny(a.dtype) * d * max(1.0, intervals.upper(size))
     error = (rounding.unit(a.dtype) * relative + flushed) * (1 + 1e-6)
-    finite = bool(torch.isfinite(projection).all()) and bool(torch.isfinite(coordinates).all())
-    if not finite or error > _WORST:
+    if not bool(projection.isfinite().all() and coordinates.isfinite().all()) or error > _WORST:
         raise _dependent(columns, p, f"too little for a projector in {named(a.dtype)}")
     return ProjectOut(a, b, coordinates, projection, basis.smallest, error)
 
 
-@dataclass(frozen=True)
-class DualBasis:
+class DualBasis(NamedTuple):
     """Rows that give coordinates along some columns, enclosed; `smallest` bounds the columns' singular values below."""
 
     rows: arb_mat
@@ -145,8 +135,8 @@ class DualBasis:
 
 
 def dual_basis(columns: Tensor) -> DualBasis | None:
-    """The least-norm rows D with D·columns = I; None where the columns (d, m) are not proved independent."""
-    if columns.shape[0] < max(1, columns.shape[1]) or not bool((columns != 0).any(0).all()):
+    """The least-norm rows D with D·columns = I; None if the columns (d, m) are not proved independent."""
+    if columns.shape[0] < columns.shape[1] or not bool((columns != 0).any(0).all()):
         return None
     # Columns are brought to one size by powers of two, which is exact, so that only their angles matter.
     exponents = torch.frexp(columns.double().abs().amax(0)).exponent.clamp(-1000, 1000).tolist()
@@ -183,9 +173,5 @@ def _dependent(columns: Tensor, p: int, verdict: str) -> ParameterError:
     order = z.abs().argsort(descending=True, stable=True).tolist()
     terms = [f"{float(z[i]):+.4g}·{names[i]}" for i in order if abs(float(z[i])) > 1e-6]
     shown = " ".join(terms[:6]) + (f" and {len(terms) - 6} more terms" if len(terms) > 6 else "")
-    return ParameterError(
-        "project_out: [A B]",
-        shown,
-        f"(of columns at unit length) has length at most {length:.3g}, {verdict}",
-        "drop one of these columns, or separate them",
-    )
+    rule = f"(of columns at unit length) has length at most {length:.3g}, {verdict}"
+    return ParameterError("project_out: [A B]", shown, rule, "drop one of these columns, or separate them")

@@ -10,8 +10,8 @@ What the kept keys lack the others have, so the total variation distance of :mat
 :math:`w_i = 1/m`, promised with :math:`\varepsilon/m` so that :math:`\alpha_i \ge 1/(m+\varepsilon)`
 [claim average-two]; the rest is [claim mixture-any].
 
-The query is :math:`K_S^+(t \mathbf 1 + \ln w)`, with the least t that pushes every other key down in closed form. Where
-those keys' span does not separate them from the others, a convex program does (`query_search`); where nothing does, the
+The query is :math:`K_S^+(t \mathbf 1 + \ln w)`, with the least t that pushes every other key down in closed form. If
+those keys' span does not separate them from the others, a convex program does (`query_search`); if nothing does, the
 error carries the combination of keys that proves it.
 
 `read` and `enclosed` say what heads read of given keys and values: quickly in float64, and in balls.
@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -31,23 +31,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow.core.chart import Chart
-from avow.errors import ParameterError
+from avow.errors import NonFiniteError, ParameterError, ShapeError
 from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import (
-    Construction,
-    Proof,
-    checked_dtype,
-    checked_eps,
-    checked_index,
-    checked_keys,
-    checked_weights,
-)
-from avow.theory.constructions.query_search import Array, Goal, built, least_length
+from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_index, checked_matrix
+from avow.theory.constructions.query_search import Goal, built, least_length
 
 if TYPE_CHECKING:
     from flint import arb
+
+# Weights that miss a sum of 1 by less are divided by it.
+SUM_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +64,10 @@ class Query(Construction):
         return 1.0
 
     @property
-    def bound(self) -> float:
-        return self.eps
+    def wanted(self) -> Float[Tensor, " n"]:
+        """The weights of all keys that are wanted."""
+        shares = self.shares
+        return torch.tensor([shares.get(i, 0.0) / self.whole for i in range(len(self.keys))], dtype=torch.float64)
 
     @property
     def total_variation(self) -> float:
@@ -103,9 +100,8 @@ class Query(Construction):
         rows, query = intervals.matrix(self.keys), intervals.vector(self.query)
 
         def excess() -> float | None:
-            excess_ball = self._excess([intervals.dot(row, query) for row in rows])
-            decided = excess_ball <= self.eps or excess_ball > self.eps
-            return intervals.upper(excess_ball) if decided else None
+            ball = self._excess([intervals.dot(row, query) for row in rows])
+            return intervals.upper(ball) if ball <= self.eps or ball > self.eps else None
 
         achieved = intervals.decided(excess, bits=128)
         steps = (f"the scores of {len(rows)} keys, as given, with the query as returned: balls around exact floats",)
@@ -124,8 +120,7 @@ class Query(Construction):
 
     def picture(self) -> Chart:
         places = range(len(self.keys))
-        wanted = [self.shares.get(i, 0.0) / self.whole for i in places]
-        series = {"asked": (places, wanted), "given": (places, self.attention.tolist())}
+        series = {"asked": (places, self.wanted.tolist()), "given": (places, self.attention.tolist())}
         return Chart("Weights asked of one query, and given by it", "key", "weight", series, marks="bars")
 
     def as_module(self) -> Mean:
@@ -249,21 +244,15 @@ def copy_query(
     >>> round(found.norm, 9), found.gap < 1e-9, bool(found.verify())
     (4.326058014, True, True)
     """
-    keys = checked_keys("copy_query", keys)
-    eps = checked_eps("copy_query", eps)
+    keys, eps = checked_matrix("copy_query: keys", keys), checked_eps("copy_query", eps)
     target = checked_index("copy_query: target", target, len(keys))
-    weights = torch.zeros(len(keys), dtype=torch.float64)
-    weights[target] = 1.0
-    dtype = checked_dtype("copy_query", dtype)
-    goal = Goal("copy_query", ("target", target), eps, keys, weights, eps, len(keys) - 1, dtype)
-
-    def made(query: Tensor, dual: Array | None) -> CopyQuery:
-        if dual is None:
-            return CopyQuery(query, keys, eps, target)
-        proof = torch.from_numpy(np.insert(dual, target, 0.0))
-        return CopyQuery(query, keys, eps, target, least_length(keys, target, eps, proof), proof)
-
-    return built(goal, made, closed_form=not shortest)
+    promise = CopyQuery(torch.empty(0), keys, eps, target)
+    goal = Goal("copy_query", "target", target, promise, len(keys) - 1, dtype)
+    query, weights = built(goal, closed_form=not shortest)
+    if weights is None:
+        return replace(promise, query=query)
+    dual = torch.from_numpy(np.insert(weights, target, 0.0))
+    return CopyQuery(query, keys, eps, target, least_length(keys, target, eps, dual), dual)
 
 
 @declared("average_query")
@@ -279,18 +268,14 @@ def average_query(
     >>> average_query(torch.eye(4), subset=(0, 2), eps=0.01).query.tolist()
     [5.991464547107982, 0.0, 5.991464547107982, 0.0]
     """
-    keys = checked_keys("average_query", keys)
-    eps = checked_eps("average_query", eps)
+    keys, eps = checked_matrix("average_query: keys", keys), checked_eps("average_query", eps)
     subset = tuple(checked_index("average_query: subset", i, len(keys), subset) for i in subset)
     if not subset or len(set(subset)) < len(subset):
         rule = "must name at least one key, and each once"
         raise ParameterError("average_query: subset", list(subset), rule, "try subset=(0, 1)")
-    weights = torch.zeros(len(keys), dtype=torch.float64)
-    weights[list(subset)] = 1 / len(subset)
-    dtype = checked_dtype("average_query", dtype)
-    wish = ("subset", sorted(subset))
-    goal = Goal("average_query", wish, eps, keys, weights, eps / len(subset), len(keys), dtype)
-    return built(goal, lambda query, _: AverageQuery(query, keys, eps, subset))
+    promise = AverageQuery(torch.empty(0), keys, eps, subset)
+    query, _ = built(Goal("average_query", "subset", sorted(subset), promise, len(keys), dtype))
+    return replace(promise, query=query)
 
 
 @declared("mixture_query")
@@ -306,19 +291,27 @@ def mixture_query(
     :math:`\sum_{i \in S} (t + \ln w_i) k_i` with :math:`t = \ln(n/\varepsilon)`. Weights that miss a sum of 1 by at
     most 1e-6 are divided by it.
     """
-    keys = checked_keys("mixture_query", keys)
-    eps = checked_eps("mixture_query", eps)
-    given = (
-        weights if isinstance(weights, Tensor) else torch.tensor([as_float(x) for x in weights], dtype=torch.float64)
-    )
-    weights = checked_weights(given.detach().double().cpu(), len(keys))
-    dtype = checked_dtype("mixture_query", dtype)
-    goal = Goal("mixture_query", ("weights", weights.tolist()), eps, keys, weights, eps, len(keys), dtype)
-    return built(goal, lambda query, _: MixtureQuery(query, keys, eps, weights))
+    keys, eps = checked_matrix("mixture_query: keys", keys), checked_eps("mixture_query", eps)
+    numbers = weights.double().tolist() if isinstance(weights, Tensor) else [as_float(x) for x in weights]
+    shape = tuple(weights.shape) if isinstance(weights, Tensor) else (len(numbers),)
+    if shape != (len(keys),):
+        rule, remedy = f"must be one weight for each of {len(keys)} keys", f"pass shape ({len(keys)},)"
+        raise ShapeError("mixture_query: weights", shape, rule, remedy)
+    if not all(map(math.isfinite, numbers)):
+        rule = "hold a number that is nan or infinite"
+        raise NonFiniteError("mixture_query: weights", numbers, rule, "give finite weights")
+    if min(numbers) < 0:
+        raise ParameterError("mixture_query: weights", numbers, "must not be negative", "a key left out has weight 0")
+    total = math.fsum(numbers)
+    if abs(total - 1) > SUM_TOLERANCE:
+        rule = f"must sum to 1 within {SUM_TOLERANCE:g}, and sum to {total:.9g}"
+        raise ParameterError("mixture_query: weights", numbers, rule, "divide them by their sum")
+    promise = MixtureQuery(torch.empty(0), keys, eps, torch.tensor(numbers, dtype=torch.float64) / total)
+    query, _ = built(Goal("mixture_query", "weights", promise.weights.tolist(), promise, len(keys), dtype))
+    return replace(promise, query=query)
 
 
-@dataclass(frozen=True, eq=False)
-class Readout:
+class Readout(NamedTuple):
     """What each head scores, weighs and reads, to float64's precision."""
 
     scores: Float[Tensor, "h n"]
@@ -326,20 +319,21 @@ class Readout:
     outputs: Float[Tensor, "h e"]
 
     def gap(self, kept: Sequence[int]) -> float:
-        """How far the first head scores the keys it is to keep above all others; infinite where there are none."""
+        """How far the first head scores the keys it is to keep above all others; infinite if there are none."""
         scores = self.scores[0].tolist()
         others = [score for i, score in enumerate(scores) if i not in kept]
         return min(scores[i] for i in kept) - max(others, default=-math.inf)
 
 
-@dataclass(frozen=True)
-class Enclosed:
-    """The heads' average, each number between two floats: proved, whatever the rounding."""
+class Enclosed(NamedTuple):
+    """The heads' average, each number between two floats: proved, whatever the rounding.
+
+    `error` bounds the largest error of the answers that were given, in units of the largest value norm.
+    """
 
     weights: tuple[Enclosure, ...]
     output: tuple[Enclosure, ...]
     gap: Enclosure
-    # The largest error of the answers that were given, in units of the largest value norm: at most this.
     error: float
 
 
@@ -360,7 +354,6 @@ def enclosed(
     values: Float[Tensor, "n e"],
     answers: Float[Tensor, "h e"],
     kept: Sequence[int],
-    bits: int = 128,
 ) -> Enclosed:
     """Real arithmetic on the numbers as they are, and how far some computed answers are from it.
 
@@ -370,29 +363,20 @@ def enclosed(
     >>> found.weights, found.error < 1e-30
     (((0.5, 0.5), (0.5, 0.5)), True)
     """
-    with intervals.precision(bits):
-        heads = len(queries)
+    with intervals.precision(128):
         rows, columns = intervals.matrix(keys), intervals.matrix(values.mT)
+        scores = [[intervals.dot(row, query) for row in rows] for query in intervals.matrix(queries)]
+        weights = [intervals.softmax(head) for head in scores]
+        averaged = [intervals.total(column) / len(weights) for column in zip(*weights, strict=True)]
+        off = intervals.most(
+            intervals.norm([intervals.dot(head, column) - x for column, x in zip(columns, answer, strict=True)])
+            for head, answer in zip(weights, intervals.matrix(answers), strict=True)
+        )
         unit = intervals.most(intervals.norm(value) for value in intervals.matrix(values))
-        averaged = [intervals.ball(0)] * len(rows)
-        error, gap = 0.0, (0.0, 0.0)
-        for head, (query, answer) in enumerate(zip(intervals.matrix(queries), intervals.matrix(answers), strict=True)):
-            scores = [intervals.dot(row, query) for row in rows]
-            weights = intervals.softmax(scores)
-            if head == 0:
-                gap = _gap(scores, kept)
-            averaged = [total + weight / heads for total, weight in zip(averaged, weights, strict=True)]
-            off = intervals.norm(
-                [intervals.dot(weights, column) - x for column, x in zip(columns, answer, strict=True)]
-            )
-            # Values that are all zero are read as zero, and so is the unit: what is off then has no bound.
-            error = max(error, intervals.upper(off / unit) if unit > 0 else 0.0 if off == 0 else math.inf)
+        # Values that are all zero are read as zero, and so is the unit: what is off then has no bound.
+        error = intervals.upper(off / unit) if unit > 0 else 0.0 if off == 0 else math.inf
+        gap, others = (math.inf, math.inf), [score for i, score in enumerate(scores[0]) if i not in kept]
+        if others:
+            gap = intervals.ends(intervals.least(scores[0][i] for i in kept) - intervals.most(others))
         output = tuple(intervals.ends(intervals.dot(averaged, column)) for column in columns)
         return Enclosed(tuple(map(intervals.ends, averaged)), output, gap, error)
-
-
-def _gap(scores: list[arb], kept: Sequence[int]) -> Enclosure:
-    others = [score for i, score in enumerate(scores) if i not in kept]
-    if not others:
-        return math.inf, math.inf
-    return intervals.ends(intervals.least(scores[i] for i in kept) - intervals.most(others))

@@ -9,7 +9,7 @@ tensors: a float is a fraction too, so the network that is really returned is kn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -52,11 +52,7 @@ class ReluNetwork(Construction):
 
     exact: Layers
     layers: Rounded
-    promised: float
-
-    @property
-    def bound(self) -> float:
-        return self.promised
+    eps: float
 
     @property
     def units(self) -> int:
@@ -122,9 +118,9 @@ def rounded(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
     checked_dtype(owner, dtype)
     layers = []
     for rows, bias in exact:
-        weight = torch.tensor([[_nearest(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)
-        shift = torch.tensor([_nearest(entry) for entry in bias], dtype=torch.float64).to(dtype)
-        if not bool(torch.isfinite(weight).all() and torch.isfinite(shift).all()):
+        weight = torch.tensor([[as_float(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)
+        shift = torch.tensor([as_float(entry) for entry in bias], dtype=torch.float64).to(dtype)
+        if not bool(weight.isfinite().all() and shift.isfinite().all()):
             rule = "cannot carry the weights"
             raise RangeError(f"{owner}: dtype", dtype, rule, "use a wider type or smaller numbers")
         layers.append((weight, shift))
@@ -164,18 +160,8 @@ def checked_number(name: str, number: Number) -> Fraction:
 
 def rounded_up(number: Fraction | float) -> float:
     """A float that is no smaller: infinity beyond them all."""
-    try:
-        value = float(number)
-    except OverflowError:
-        return math.inf
-    return value if value >= number else math.nextafter(value, math.inf)
-
-
-def _nearest(number: Fraction) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf
+    value = as_float(number)
+    return math.inf if math.isnan(value) else value if value >= number else math.nextafter(value, math.inf)
 
 
 # One layer for x² needs about 1/√(8 eps) units; whoever asks for more than these wants a deep network.
@@ -229,9 +215,8 @@ def relu_linear(
     bound = rounded_up(line_error(as_fractions(layers), m, b, low, high))
     if math.isinf(bound):
         rule = f"is not a {named(dtype)} number, and a rounded slope drifts from the line without end"
-        raise ParameterError(
-            "relu_linear: m", m, rule, "give an interval, or a shorter one, or a slope that the type holds"
-        )
+        remedy = "give an interval, or a shorter one, or a slope that the type holds"
+        raise ParameterError("relu_linear: m", m, rule, remedy)
     return ReluLinear(exact, layers, bound, m, b, low, high)
 
 
@@ -239,11 +224,17 @@ def relu_linear(
 class ReluSquare(ReluNetwork):
     """One hidden layer that is x² on [0, 1], as nearly as its number of units allows."""
 
-    exact_error: Fraction
+    @property
+    def exact_error(self) -> Fraction:
+        """The error of the rational weights."""
+        return Fraction(1, 2 * (2 * self.units + 1) ** 2)
 
     @property
     def promise(self) -> str:
-        return f"within {self.bound:.6g} of x² everywhere on [0, 1], with {self.units} hidden units in one layer"
+        return f"within {self.bound:.6g} of x² everywhere on [0, 1], with {self._size('hidden units')}"
+
+    def _size(self, units: str) -> str:
+        return f"{self.units} {units} in {'one layer' if self.depth == 1 else f'{self.depth} layers'}"
 
     def verify(self) -> Proof:
         steps = (
@@ -254,19 +245,16 @@ class ReluSquare(ReluNetwork):
         return Proof(self.promise, self.bound, rounded_up(square_error(as_fractions(self.layers))), steps)
 
     def picture(self) -> Chart:
-        return self.drawn(f"x² from {self.units} ReLUs in one layer", "x²", torch.square, 0.0, 1.0)
+        return self.drawn(f"x² from {self._size('ReLUs')}", "x²", torch.square, 0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class ReluSquareDeep(ReluNetwork):
+class ReluSquareDeep(ReluSquare):
     """Many narrow layers that are x² on [0, 1]; each divides the error by four."""
 
-    exact_error: Fraction
-
     @property
-    def promise(self) -> str:
-        where = "everywhere on [0, 1]"
-        return f"within {self.bound:.6g} of x² {where}, with {self.units} hidden units in {self.depth} layers"
+    def exact_error(self) -> Fraction:
+        return Fraction(1, 4 ** (self.depth + 1))
 
     def verify(self) -> Proof:
         steps = (
@@ -276,16 +264,13 @@ class ReluSquareDeep(ReluNetwork):
         )
         return Proof(self.promise, self.bound, rounded_up(sawtooth_error(as_fractions(self.layers))), steps)
 
-    def picture(self) -> Chart:
-        return self.drawn(f"x² from {self.units} ReLUs in {self.depth} layers", "x²", torch.square, 0.0, 1.0)
-
 
 @declared("relu_square")
-def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.float64) -> ReluSquare | ReluSquareDeep:
+def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.float64) -> ReluSquare:
     """A network within `eps` of x² on [0, 1]: the fewest units of one layer, or a deep one.
 
     One layer of K units with an output bias is off by exactly 1/(2(2K+1)²), the least there is. A deep one of m
-    layers is off by exactly 4^-(m+1) and has 3m − 1 units: two in the first layer, three in every other. Where
+    layers is off by exactly 4^-(m+1) and has 3m − 1 units: two in the first layer, three in every other. If
     rounding to `dtype` costs more than `eps` has to spare, units are added.
 
     >>> [relu_square(eps).units for eps in (1e-2, 1e-3, 1e-4, 1e-6)]
@@ -295,23 +280,20 @@ def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.floa
     """
     checked_eps("relu_square", eps)
     eps = checked_number("relu_square: eps", eps)
-    sizes, made, error = (_depths(eps), sawtooth, sawtooth_error) if deep else (_widths(eps), hinges, square_error)
+    kind, weights, error = (ReluSquareDeep, sawtooth, sawtooth_error) if deep else (ReluSquare, hinges, square_error)
     best = math.inf
-    for size in sizes:
-        exact = made(size)
+    for size in _depths(eps) if deep else _widths(eps):
+        exact = weights(size)
         layers = rounded("relu_square", exact, dtype)
         bound = rounded_up(error(as_fractions(layers)))
         if bound <= eps:
-            if deep:
-                return ReluSquareDeep(exact, layers, bound, Fraction(1, 4 ** (size + 1)))
-            return ReluSquare(exact, layers, bound, Fraction(1, 2 * (2 * size + 1) ** 2))
+            return kind(exact, layers, bound)
         best = min(best, bound)
         if bound > 8 * eps:
             break  # what is missing is bits, and more units bring none
     rule = f"is finer than weights of type {named(dtype)} can follow x²"
-    raise ToleranceUnreachable(
-        "relu_square: eps", f"{float(eps):g}", rule, f"use eps of at least {best:.2g}, or a wider dtype", best
-    )
+    remedy = f"use eps of at least {best:.2g}, or a wider dtype"
+    raise ToleranceUnreachable("relu_square: eps", f"{float(eps):g}", rule, remedy, best)
 
 
 def hinges(units: int) -> Layers:
@@ -389,23 +371,19 @@ def sawtooth_error(layers: Layers) -> Fraction | float:
     return Fraction(1, 4 ** (depth + 1)) + drift[0]
 
 
-def _widths(eps: Fraction) -> Iterator[int]:
+def _widths(eps: Fraction) -> list[int]:
     """The least K with 1/(2(2K+1)²) ≤ eps, then more, up to twice as many."""
     root = math.isqrt(math.ceil(1 / (2 * eps)) - 1) + 1  # the least whole number whose square is at least 1/(2 eps)
     least = max(1, root // 2)
     if least > MOST_UNITS:
         rule = f"needs {least:,} units in one layer, and at most {MOST_UNITS:,} are made"
         raise ParameterError("relu_square: eps", f"{float(eps):g}", rule, "use deep=True")
-    yield least
-    more = 1
-    while more <= least:
-        yield least + more
-        more *= 2
+    return [least, *(least + 2**k for k in range(least.bit_length()))]
 
 
-def _depths(eps: Fraction) -> Iterator[int]:
+def _depths(eps: Fraction) -> list[int]:
     """The least m with 4^-(m+1) ≤ eps, and one more."""
     depth = 1
     while Fraction(1, 4 ** (depth + 1)) > eps:
         depth += 1
-    yield from (depth, depth + 1)
+    return [depth, depth + 1]

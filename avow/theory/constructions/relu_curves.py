@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from avow.core import named
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import sympy
     from flint import arb
 
+    Array = NDArray[np.float64]
     Ball = Callable[[arb], arb]
 
 MOST_UNITS = 1 << 11
@@ -57,7 +59,7 @@ class Curve:
     """A function of one number: its values as floats, and balls around it and its first two derivatives."""
 
     text: str
-    values: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    values: Callable[[Array], Array]
     ball: Ball
     slope: Ball
     bend: Ball
@@ -121,14 +123,11 @@ def relu_piecewise(
         if bound <= eps:
             return ReluPiecewise(exact, layers, bound, curve, low, high)
         best = min(best, bound)
-    wider = "" if dtype == torch.float64 else ", or a wider dtype"
-    raise ToleranceUnreachable(
-        "relu_piecewise: eps",
-        f"{float(eps):g}",
-        f"is finer than can be proved for {curve.text} with weights of type {named(dtype)}",
-        f"use eps of at least {best:.2g}{wider}" if math.isfinite(best) else "keep to where it is finite",
-        best,
-    )
+    remedy = "keep to where it is finite"
+    if math.isfinite(best):
+        remedy = f"use eps of at least {best:.2g}{'' if dtype == torch.float64 else ', or a wider dtype'}"
+    rule = f"is finer than can be proved for {curve.text} with weights of type {named(dtype)}"
+    raise ToleranceUnreachable("relu_piecewise: eps", f"{float(eps):g}", rule, remedy, best)
 
 
 def chain(
@@ -148,7 +147,7 @@ def chain(
 def distance(curve: Curve, lines: Sequence[Piece]) -> float:
     """A float that the distance of a function from some lines exceeds nowhere; hardly larger than it need be."""
     counter = itertools.count()
-    heap: list[tuple[float, int, float, Piece]] = []
+    heap: list[tuple[float, int, Piece]] = []
     seen = 0.0
     with intervals.precision(BITS):
 
@@ -156,14 +155,14 @@ def distance(curve: Curve, lines: Sequence[Piece]) -> float:
             nonlocal seen
             least, most = _error_on(curve, piece)
             seen = max(seen, least)
-            heapq.heappush(heap, (-most, next(counter), least, piece))
+            heapq.heappush(heap, (-most, next(counter), piece))
 
         for piece in lines:
             push(piece)
         for _ in range(1000 + 40 * len(lines)):
             if -heap[0][0] <= seen * (1 + SHARPNESS):
                 break
-            low, high, slope, height = heapq.heappop(heap)[3]
+            low, high, slope, height = heapq.heappop(heap)[2]
             middle = (Fraction(low) + Fraction(high)) / 2
             push(Piece(low, middle, slope, height))
             push(Piece(middle, high, slope, height))
@@ -213,19 +212,16 @@ def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dt
     One unit a line: the first gives the slope to begin with, every other a change of slope.
     """
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
-    if not bool(torch.from_numpy(xs).to(dtype).isfinite().all()):
+    held = torch.from_numpy(xs).to(dtype)
+    if not bool(held.isfinite().all()):
         raise RangeError("relu_piecewise: dtype", dtype, "cannot carry the interval", "use a wider type")
-    places, indices = np.unique(torch.from_numpy(xs).to(dtype).double().numpy(), return_index=True)
+    places, indices = np.unique(held.double().numpy(), return_index=True)
     heights = curve.values(np.clip(places, xs[0], xs[-1])) + rises[indices]
     points = [(Fraction(x), Fraction(y)) for x, y in zip(places.tolist(), heights.tolist(), strict=True)]
-    units: list[tuple[Fraction, Fraction]] = []
-    slope = Fraction(0)
-    for (x, y), (next_x, next_y) in itertools.pairwise(points):
-        steeper = (next_y - y) / (next_x - x)
-        if steeper != slope:
-            units.append((x, steeper - slope))
-        slope = steeper
-    units = units or [(points[0][0], slope)]  # the type holds no two knots apart: a constant
+    slopes = [(next_y - y) / (next_x - x) for (x, y), (next_x, next_y) in itertools.pairwise(points)]
+    jumps = [after - before for before, after in itertools.pairwise([Fraction(0), *slopes])]
+    units = [(x, jump) for (x, _), jump in zip(points[:-1], jumps, strict=True) if jump]
+    units = units or [(points[0][0], Fraction(0))]  # one place, or one height: a constant
     hidden = Layer(((Fraction(1),),) * len(units), tuple(-x for x, _ in units))
     return hidden, Layer((tuple(jump for _, jump in units),), (points[0][1],))
 
@@ -241,11 +237,16 @@ def curve_of(f: sympy.Expr) -> Curve:
         raise ParameterError(name, f, f"must have one symbol, not {len(f.free_symbols)}", "give the others values")
     x = sympy.Dummy("x", real=True)
     plain = f.subs(dict.fromkeys(f.free_symbols, x))
-    _refuse_unknown(name, f, plain)
+    known = tuple(getattr(sympy, word) for word in (*FUNCTIONS, "Abs", "Add", "Mul", "Pow", "Symbol"))
+    for part in sympy.preorder_traversal(plain):
+        constant = part.is_Rational or part.is_Float or part in (sympy.pi, sympy.E)
+        if not (constant or isinstance(part, known)):
+            can = f"use + − × ÷, powers, Abs, {', '.join(FUNCTIONS)}"
+            raise ParameterError(name, f, f"holds {part}, which is not known here", can)
     slope = sympy.diff(plain, x)
     evaluate = sympy.lambdify(x, plain, "scipy")
 
-    def values(xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def values(xs: Array) -> Array:
         try:
             with np.errstate(all="ignore"):
                 return np.broadcast_to(np.asarray(evaluate(xs), dtype=np.float64), xs.shape)
@@ -253,17 +254,6 @@ def curve_of(f: sympy.Expr) -> Curve:
             return np.full(xs.shape, np.inf)
 
     return Curve(str(f), values, *(_enclosure(part, x) for part in (plain, slope, sympy.diff(slope, x))))
-
-
-def _refuse_unknown(name: str, f: sympy.Expr, plain: sympy.Expr) -> None:
-    import sympy
-
-    known = tuple(getattr(sympy, word) for word in (*FUNCTIONS, "Abs", "Add", "Mul", "Pow", "Symbol"))
-    for part in sympy.preorder_traversal(plain):
-        constant = part.is_Rational or part.is_Float or part in (sympy.pi, sympy.E)
-        if not (constant or isinstance(part, known)):
-            can = f"use + − × ÷, powers, Abs, {', '.join(FUNCTIONS)}"
-            raise ParameterError(name, f, f"holds {part}, which is not known here", can)
 
 
 def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
@@ -294,79 +284,53 @@ def knots_of(curve: Curve, low: float, high: float, band: float, most: int) -> l
 
 def _reached(curve: Curve, start: tuple[float, float], high: float, step: float, band: float) -> tuple[float, float]:
     """The farthest end of a line from `start` that samples find within the band, and its height over the function."""
-    left, rise = start
+    left = start[0]
     far, shorter = min(left + 2 * step, high), False
-    base = float(_finite(curve, np.array([left]))[0]) + rise
-    rises = np.array(sorted((-band, 0.0, band), key=lambda one: abs(one - rise)))
     while True:
-        seen = _sight(curve, (left, base), np.linspace(left, far, SAMPLES)[1:], rises)
-        if seen.out == far and seen.last == far:
+        xs = np.linspace(left, far, SAMPLES)[1:]
+        count, rise = _in_reach(curve, start, xs, band)
+        if count == len(xs):
             # A window that was cut at its first sample out of reach, and is in reach now, is as far as there is.
             if shorter or far == high:
-                return far, seen.rise
+                return far, rise
             far = min(left + 2 * (far - left), high)
-        elif seen.last - left >= (far - left) / 2:
+        elif 2 * count >= len(xs):
             break
         else:
-            far, shorter = seen.out, True
+            far, shorter = float(xs[count]), True
             if left + (far - left) / SAMPLES == left:
                 rule = f"is finer than float64 can follow {curve.text} at x={left:g}"
                 raise ToleranceUnreachable("relu_piecewise: eps", f"{band:.2g}", rule, "give a larger eps")
     for _ in range(2):
         # Between the last sample in reach and the first that is not, as many more.
-        seen = _sight(curve, (left, base), np.linspace(seen.last, seen.out, SAMPLES)[1:], rises, seen)
-    return seen.last, seen.rise
+        xs = np.concatenate([xs[:count], np.linspace(xs[count - 1], xs[count], SAMPLES)[1:]])
+        count, rise = _in_reach(curve, start, xs, band)
+    return float(xs[count - 1]), rise
 
 
-class _Sight(NamedTuple):
-    """How far lines from a point reach, sample by sample: to the last one in reach, at its rise over the function; the
-    first out of reach, or the last again; and the slopes of the lines that stay in the band so far."""
-
-    last: float
-    rise: float
-    out: float
-    least: float
-    most: float
-
-
-def _sight(
-    curve: Curve,
-    start: tuple[float, float],
-    xs: np.ndarray[Any, Any],
-    rises: np.ndarray[Any, Any],
-    nearer: _Sight | None = None,
-) -> _Sight:
-    """What lines from `start` reach of samples one after the other, beyond what they reach of nearer ones.
+def _in_reach(curve: Curve, start: tuple[float, float], xs: Array, band: float) -> tuple[int, float]:
+    """How many samples, one after the other, lines from `start` reach; and the last one's rise over the function.
 
     A line keeps to the band if its slope lies between the steepest of the slopes to the band's lower edge and the
-    flattest of those to its upper edge. Of rises that fit the first is taken.
+    flattest of those to its upper edge. Of rises that fit, the one nearest to the start's is taken.
     """
-    left, base = start
-    sight = nearer or _Sight(left, math.nan, left, -math.inf, math.inf)
-    values = _finite(curve, xs)
+    left, rise = start
+    values = curve.values(np.insert(xs, 0, left))
+    if not np.isfinite(values).all():
+        where = f"nan or inf at x={float(np.insert(xs, 0, left)[~np.isfinite(values)][0]):g}"
+        raise NonFiniteError(f"relu_piecewise: {curve.text}", where, "must be finite", "change the interval")
+    base, values = values[0] + rise, values[1:]
     # Of values and lines as float64 has them: up to each sample, for a curve may be huge beyond.
     noise = 2.0**-49 * np.maximum(np.maximum.accumulate(np.abs(values)), abs(base))
-    room = float(rises.max()) * (1 + 1e-9) + noise
+    room = band * (1 + 1e-9) + noise
+    rises = np.array(sorted((-band, 0.0, band), key=lambda one: abs(one - rise)))
     run, climb = xs - left, values - base
     # A climb may be steeper than float64 can tell: no line of numbers follows it.
     with np.errstate(over="ignore"):
-        least = np.maximum(np.maximum.accumulate((climb - room) / run), sight.least)
-        most = np.minimum(np.minimum.accumulate((climb + room) / run), sight.most)
+        least = np.maximum.accumulate((climb - room) / run)
+        most = np.minimum.accumulate((climb + room) / run)
         slopes = (climb + rises[:, None]) / run
     fits = (slopes >= least) & (slopes <= most) & np.isfinite(slopes)
     missed = ~fits.any(0)
-    i = int(missed.argmax()) if missed.any() else len(xs)
-    if i == 0:
-        return sight._replace(out=float(xs[0]))
-    rise = float(rises[fits[:, i - 1].argmax()])
-    out = float(xs[min(i, len(xs) - 1)])
-    return _Sight(float(xs[i - 1]), rise, out, float(least[i - 1]), float(most[i - 1]))
-
-
-def _finite(curve: Curve, xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    values = curve.values(xs)
-    if not np.isfinite(values).all():
-        where = float(xs[~np.isfinite(values)][0])
-        rule = "must be finite"
-        raise NonFiniteError(f"relu_piecewise: {curve.text}", f"nan or inf at x={where:g}", rule, "change the interval")
-    return values
+    count = int(missed.argmax()) if missed.any() else len(xs)
+    return count, float(rises[fits[:, count - 1].argmax()])

@@ -1,14 +1,15 @@
 r"""Heads that survive a scaled key: two queries whose average stays at ½(v_a + v_b) while :math:`k_a = X u_a`.
 
 A query t·u_a scores tX on the noisy key and 0 on the others, and keeps the weight 1/(1+ε) while
-:math:`tX \ge \ln((n-1)/\varepsilon)`: so t is :math:`\ln((n-1)/\varepsilon)/X_{min}`, twice the usual where X may be ½
+:math:`tX \ge \ln((n-1)/\varepsilon)`: so t is :math:`\ln((n-1)/\varepsilon)/X_{min}`, twice the usual if X may be ½
 [claims heads-discrete, heads-gauss].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ _BITS = 128
 class RobustHeads(Construction):
     """Two heads whose average is ½(v_a + v_b) however key a is scaled, from `least` to `most`.
 
-    `queries` has one row per head, along `keys` (the standard basis where there are none).
+    `queries` has one row per head, along `keys` (the standard basis if there are none).
     """
 
     queries: Tensor
@@ -74,33 +75,40 @@ class RobustHeads(Construction):
     def verify(self) -> Proof:
         """Every scale from `least` to `most`, by its two ends: each head's weight on its key is monotone in X."""
         with intervals.precision(_BITS):
-            worst, steps = 0.0, []
+            worst, steps, ends = 0.0, [], (self.least, self.most)
             for head, own in enumerate((self.noisy, self.other)):
-                scores, unnamed = self._scores(head)
-                for end in (self.least, self.most):
-                    lost = intervals.upper(2 * _lost(scores, unnamed, self.noisy, own, end))
+                for end, weight in zip(ends, self._lost(head, ends), strict=True):
+                    lost = intervals.upper(2 * weight)
                     worst = max(worst, lost)
                     steps.append(f"head {head + 1} at X = {float(end):g}: 2(1 − weight of key {own}) ≤ {lost:.6g}")
         steps.append("between the ends each weight is a monotone function of X, a logistic function of one score")
         return Proof(self.promise, self.bound, worst, tuple(steps))
 
-    def _scores(self, head: int) -> tuple[dict[int, arb], int]:
-        """Scores of a head at X = 1 by key, and how many further keys score exactly 0."""
-        query = self.queries[head].double()
-        if self.keys is not None:
-            return dict(enumerate((intervals.grid(self.keys) * intervals.grid(query[:, None])).entries())), 0
-        named = {*query.nonzero().flatten().tolist(), self.noisy, self.other}
-        return {key: intervals.ball(query[key]) for key in named}, self.n - len(named)
+    def _lost(self, head: int, scales: Sequence[float]) -> Iterator[arb]:
+        """1 − the weight of a head's own key, at each scale of the noisy one; the limit if that is infinite."""
+        query, own = self.queries[head].double(), (self.noisy, self.other)[head]
+        if self.keys is None:
+            named = {*query.nonzero().flatten().tolist(), self.noisy, self.other}
+            scores = {key: intervals.ball(query[key]) for key in named}
+        else:
+            scores = dict(enumerate((intervals.grid(self.keys) * intervals.grid(query[:, None])).entries()))
+        noisy = scores[self.noisy]
+        for scale in scales:
+            # An exact 0 stays 0 at every scale. Balls know the limits of products and of exp; the rest is not finite.
+            scaled = {**scores, self.noisy: noisy if noisy == 0 else noisy * intervals.ball(scale)}
+            mine = scaled.pop(own)
+            zeros = (self.n - len(scores)) * (-mine).exp()
+            against = sum(((other - mine).exp() for other in scaled.values()), zeros)
+            yield against / (1 + against) if against.is_finite() else intervals.ball(1)
 
     def picture(self) -> Chart:
         """The weight each head gives its own key, as the scale goes from 0 (or below) to 2."""
         scales = [i / 50 for i in range(0 if self.least > 0 else -100, 101)]
-        series = {}
         with intervals.precision(64):
-            for head, own in enumerate((self.noisy, self.other)):
-                scores, unnamed = self._scores(head)
-                lost = [float(_lost(scores, unnamed, self.noisy, own, x).mid()) for x in scales]
-                series[f"head {head + 1}: key {own}"] = (scales, [1 - x for x in lost])
+            series = {
+                f"head {head + 1}: key {own}": (scales, [1 - float(lost.mid()) for lost in self._lost(head, scales)])
+                for head, own in enumerate((self.noisy, self.other))
+            }
         return Chart(f"What survives a scaled key (n = {self.n}, ε = {self.eps:g})", "X", "weight", series)
 
     def as_module(self) -> nn.Module:
@@ -115,31 +123,6 @@ class _AveragedHeads(nn.Module):
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
         return (torch.softmax(self.queries @ keys.mT, -1) @ values).mean(-2)
-
-
-def _lost(scores: Mapping[int, arb], unnamed: int, noisy: int, own: int, scale: float) -> arb:
-    """1 − the weight of key `own` when the noisy key's score is scaled; the limit where the scale is infinite."""
-    from flint import arb
-
-    def scaled(key: int) -> arb | None:
-        """The score, or None where its exponential vanishes."""
-        score = scores[key]
-        if key != noisy:
-            return score
-        if math.isfinite(scale):
-            return score * intervals.ball(scale)
-        if score == 0:
-            return score
-        rises = (score > 0) if scale > 0 else (score < 0)
-        falls = (score < 0) if scale > 0 else (score > 0)
-        return arb.pos_inf() if rises else None if falls else arb("nan")
-
-    mine = scaled(own)
-    if mine is None or not mine.is_finite():
-        return intervals.ball(0) if mine is not None and mine == arb.pos_inf() else intervals.ball(1)
-    others = [scaled(key) for key in scores if key != own]
-    against = sum(((score - mine).exp() for score in others if score is not None), unnamed * (-mine).exp())
-    return against / (1 + against) if against.is_finite() else intervals.ball(1)
 
 
 @declared("robust_heads")
@@ -172,18 +155,22 @@ def robust_heads(
     >>> round(float(heads.queries[0, 0]), 3), bool(heads.verify())
     (23.024, True)
     """
-    _check_heads(n, noisy, other)
-    eps, dtype = checked_eps("robust_heads", eps), checked_dtype("robust_heads", dtype)
+    n, noisy, other = (operator.index(number) for number in (n, noisy, other))
+    if n < 2:
+        raise ParameterError("robust_heads: n", n, "must be at least 2", "give two keys or more")
+    if not (0 <= noisy < n and 0 <= other < n and noisy != other):
+        rule = f"must be two of the keys 0..{n - 1}"
+        raise ParameterError("robust_heads: noisy, other", (noisy, other), rule, "try 0 and 1")
+    eps = checked_eps("robust_heads", eps)
+    checked_dtype("robust_heads", dtype)
     least, most = _ends(law, least, away)
-    directions = None if keys is None else _orthonormal(keys.detach().to(dtype), n, tolerance)
+    directions = None if keys is None else _orthonormal(keys.to(dtype), n, tolerance)
     needed = math.log((n - 1) / eps)
     own = torch.zeros(2, n, dtype=torch.float64)
     if away:
         own[0] = -needed
-        own[0, noisy] = 0.0
-    else:
-        own[0, noisy] = needed / least
-    own[1, other] = needed / min(1.0, least) if not away else needed
+    own[0, noisy] = 0.0 if away else needed / least
+    own[1, other] = needed if away else needed / min(1.0, least)
     queries = own if directions is None else own @ directions.double()
     # A little longer until the rounded numbers keep the promise: one rounding is enough along the standard basis, and
     # keys that are not quite orthonormal cost about what they are off.
@@ -197,56 +184,40 @@ def robust_heads(
         if proof:
             return heads
         best = min(best, proof.achieved)
-    raise ToleranceUnreachable(
-        "robust_heads: eps",
-        eps,
-        f"cannot be kept with queries and keys rounded to {named(dtype)} for every scale from {float(least):g} to "
-        f"{float(most):g}",
-        "use a wider dtype, or bound the scale",
-        best,
-    )
+    where = f"for every scale from {float(least):g} to {float(most):g}"
+    rule = f"cannot be kept with queries and keys rounded to {named(dtype)} {where}"
+    raise ToleranceUnreachable("robust_heads: eps", eps, rule, "use a wider dtype, or bound the scale", best)
 
 
 def _ends(law: Law, least: float | Fraction | None, away: bool) -> tuple[float, float]:
     """The range of scales to survive."""
+    remedy = "give least above 0"
     match law:
         case DiscreteLaw():
             # Floats at or beyond the ends: what is proved between them holds for the fractions.
             start, most = _down(min(law.values)), -_down(-max(law.values))
+            scales = f"that has probability {law.share(-math.inf, 0)}"
+            if positive := [value for value in law.values if value > 0]:
+                remedy = f"give least={min(positive)!r} to survive the rest"
         case GaussianLaw():
             spread = math.sqrt(law.variance) * REACH
             start, most = (law.mean - spread if away else law.mean / 2), law.mean + spread
+            scales = f"that has probability {float(law.probability(-math.inf, 0.0).mid()):.12g}"
         case AnyScale():
             start, most = law.least, law.most
+            scales = "the range holds such scales"
     chosen = start if least is None else _down(least) if isinstance(least, Fraction) else as_float(least)
     if math.isnan(chosen) or chosen > most:
         rule = f"must be at most the law's largest scale {float(most):g}"
         raise ParameterError("robust_heads: least", least, rule, "leave it out")
     if not away and not chosen > 0:
-        raise ParameterError(
-            "robust_heads: least",
-            chosen,
+        rule = (
             "must be above 0: a key scaled by 0 or less scores no more than keys that score 0, so no query along it, "
-            f"however long, survives such a scale; {_unsurvived(law)}",
-            _positive(law),
+            f"however long, survives such a scale; {scales}"
         )
+        remedy += ", or away=True, whose query survives every scale"
+        raise ParameterError("robust_heads: least", chosen, rule, remedy)
     return chosen, most
-
-
-def _unsurvived(law: Law) -> str:
-    match law:
-        case DiscreteLaw():
-            return f"that has probability {law.share(-math.inf, 0)}"
-        case GaussianLaw():
-            return f"that has probability {float(law.probability(-math.inf, 0.0).mid()):.12g}"
-        case AnyScale():
-            return "the range holds such scales"
-
-
-def _positive(law: Law) -> str:
-    positive = [value for value in law.values if value > 0] if isinstance(law, DiscreteLaw) else []
-    give = f"give least={min(positive)!r} to survive the rest" if positive else "give least above 0"
-    return f"{give}, or away=True, whose query survives every scale"
 
 
 def _down(x: Fraction) -> float:
@@ -256,20 +227,11 @@ def _down(x: Fraction) -> float:
     return number if Fraction(number) <= x else math.nextafter(number, -math.inf)
 
 
-def _check_heads(n: int, noisy: int, other: int) -> None:
-    if not isinstance(n, int) or n < 2:
-        raise ParameterError("robust_heads: n", n, "must be at least 2", "give two keys or more")
-    whole = all(isinstance(key, int) and not isinstance(key, bool) for key in (noisy, other))
-    if not (whole and 0 <= noisy < n and 0 <= other < n and noisy != other):
-        rule = f"must be two of the keys 0..{n - 1}"
-        raise ParameterError("robust_heads: noisy, other", (noisy, other), rule, "try 0 and 1")
-
-
-def _orthonormal(keys: Tensor, n: int, tolerance: float | None) -> Tensor:
+def _orthonormal(given: Tensor, n: int, tolerance: float | None) -> Tensor:
     """The keys, if every inner product is within the tolerance of 0 or 1, the rounding of the check included."""
-    if keys.ndim != 2 or keys.shape[0] != n:
+    keys = checked_matrix("robust_heads: keys", given)
+    if len(keys) != n:
         raise ShapeError("robust_heads: keys", tuple(keys.shape), f"must be ({n}, d)", "give one row for each key")
-    checked_matrix("robust_heads: keys", keys)
     d = keys.shape[1]
     # Rounding unit rows moves an inner product by little more than 2u; making them in float64 costs some d roundings.
     usual = 4 * (1 + math.sqrt(d)) * rounding.unit(keys.dtype) + 16 * d * rounding.unit(torch.float64)
@@ -280,10 +242,7 @@ def _orthonormal(keys: Tensor, n: int, tolerance: float | None) -> Tensor:
     slack = rounding.gamma(d + 2, rounding.unit(torch.float64)) * float(gram.diagonal().amax()) * rounding.SAFETY * 2
     off = float((gram - torch.eye(n, dtype=torch.float64)).abs().amax()) + slack
     if not off <= allowed:
-        raise ParameterError(
-            "robust_heads: keys",
-            f"inner products off by {off:.3g}",
-            f"must be orthonormal to within tolerance={allowed:.3g}",
-            "orthonormalise them (torch.linalg.qr), or give a larger tolerance",
-        )
+        rule = f"must be orthonormal to within tolerance={allowed:.3g}"
+        remedy = "orthonormalise them (torch.linalg.qr), or give a larger tolerance"
+        raise ParameterError("robust_heads: keys", f"inner products off by {off:.3g}", rule, remedy)
     return keys

@@ -31,7 +31,7 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.numerics.intervals import longest, rounded, spectral, stacked
+from avow.numerics.intervals import longest, rounded, stacked
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix
 from avow.theory.constructions.projections import dual_basis, linear
@@ -68,10 +68,6 @@ class Router(Construction):
         table = ", ".join(f"{i} ← {'+'.join(map(str, sources))}" for i, sources in self.routes.items())
         return f"each routed token receives what its sources carry, within {self.eps:.3g} max‖v‖ ({table})"
 
-    @property
-    def bound(self) -> float:
-        return self.eps
-
     def tensors(self) -> dict[str, Tensor]:
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "scale": scale}
@@ -94,19 +90,20 @@ class Router(Construction):
         with intervals.precision(_BITS):
             tokens = intervals.grid(self.tokens)
             received, values = attended(self, tokens, list(self.routes))
-            carried = (tokens * intervals.grid(self.carry).transpose()).tolist()
-            unit = longest(values)
-            errors = {}
-            for got, (i, sources) in zip(received.tolist(), self.routes.items(), strict=True):
-                intended = [sum(column) / len(sources) for column in zip(*(carried[j] for j in sources), strict=True)]
-                errors[i] = intervals.norm([x - y for x, y in zip(got, intended, strict=True)]) / unit
-            return errors
+            intended = _averages(self.routes.values(), len(self.tokens)) * (
+                tokens * intervals.grid(self.carry).transpose()
+            )
+            off, unit = (received - intended).tolist(), longest(values)
+            return {i: intervals.norm(row) / unit for i, row in zip(self.routes, off, strict=True)}
+
+    def scores(self) -> Tensor:
+        """What each token scores each (n, n) before the scale, in float64."""
+        wide = self.tokens.double()
+        return (wide @ self.W_Q.double().mT) @ (wide @ self.W_K.double().mT).mT
 
     def picture(self) -> Table:
         """The attention weights of every token."""
-        wide = self.tokens.double()
-        scores = (wide @ self.W_Q.double().mT) @ (wide @ self.W_K.double().mT).mT * self.scale
-        weights = torch.softmax(scores, -1).tolist()
+        weights = torch.softmax(self.scores() * self.scale, -1).tolist()
         rows = [(i, *row, "+".join(map(str, self.routes.get(i, ()))) or "free") for i, row in enumerate(weights)]
         return Table("Who reads whom", ("token", *map(str, range(len(weights))), "routed to"), rows)
 
@@ -139,17 +136,12 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     >>> round(made.scale, 3), bool(made.verify()), made.is_smallest()
     (5.493, True, True)
     """
-    checked_matrix("router: tokens", tokens)
+    tokens, eps = checked_matrix("router: tokens", tokens), checked_eps("router", eps)
     n, d = tokens.shape
-    if n == 0:
-        raise ShapeError("router: tokens", tuple(tokens.shape), "must hold a token", "give (n, d)")
-    eps = checked_eps("router", eps)
     table = routing_table(routes, n)
-    carry = torch.eye(d, dtype=tokens.dtype) if carry is None else carry
-    checked_matrix("router: carry", carry)
+    carry = torch.eye(d, dtype=tokens.dtype) if carry is None else checked_matrix("router: carry", carry)
     if carry.shape[1] != d:
         raise ShapeError("router: carry", tuple(carry.shape), f"must be (e, {d}), as wide as a token", "transpose it?")
-    tokens, carry = tokens.detach(), carry.detach()
     W_V = carry.to(tokens.dtype)
     if not bool(((tokens.double() @ W_V.double().mT) != 0).any()):
         rule = "must carry something of some token"
@@ -159,13 +151,10 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     size = 1.0 if abs(exponent) <= 4 else math.ldexp(1.0, exponent)
     W_Q = (_queries(tokens.double() / size, table) / size).to(tokens.dtype)
     W_K = (torch.eye(d, dtype=torch.float64) / size).to(tokens.dtype)
-    if not (bool(torch.isfinite(W_Q).all()) and bool(torch.isfinite(W_K).all())):
-        raise RangeError(
-            "router: tokens",
-            f"of size {math.ldexp(1.0, exponent):.3g}",
-            f"so small, or so near dependent, carry the weights out of {named(tokens.dtype)}",
-            "scale them towards 1, or use a wider type",
-        )
+    if not bool(W_Q.isfinite().all() and W_K.isfinite().all()):
+        rule = f"so small, or so near dependent, carry the weights out of {named(tokens.dtype)}"
+        remedy = "scale them towards 1, or use a wider type"
+        raise RangeError("router: tokens", f"of size {math.ldexp(1.0, exponent):.3g}", rule, remedy)
     return _with_smallest_scale(Router(tokens, table, carry, W_Q, W_K, W_V, 0.0, eps))
 
 
@@ -180,7 +169,7 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
             [ 0., -1.,  0.],
             [ 0.,  0.,  0.]])
     """
-    checked_matrix("feature_map: features", features)
+    features = checked_matrix("feature_map: features", features)
     if len(gains) != len(features) or not all(math.isfinite(as_float(gain)) for gain in gains):
         rule = f"must be a finite number for each of the {len(features)} features"
         raise ParameterError("feature_map: gains", tuple(gains), rule, "0 drops a feature")
@@ -189,10 +178,8 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
         shape = tuple(features.shape)
         raise ParameterError("feature_map: features", shape, "are not proved linearly independent", "drop one of them")
     with intervals.precision(_BITS):
-        gained = intervals.grid(features.mT) * intervals.grid(
-            torch.diag(torch.tensor([float(gain) for gain in gains], dtype=torch.float64))
-        )
-        return rounded(gained * basis.rows, features.dtype)
+        gain = intervals.grid(torch.diag(torch.tensor([float(x) for x in gains], dtype=torch.float64)))
+        return rounded(intervals.grid(features.mT) * gain * basis.rows, features.dtype)
 
 
 @declared("route_by_weights")
@@ -219,19 +206,12 @@ def route_by_weights(beta: float) -> Router:
     return Router(tokens, {0: (2,), 1: (0,)}, carry, W_Q, torch.eye(4, dtype=torch.float64), carry, 1.0, bound)
 
 
-def attention_weights(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> list[list[arb]]:
-    """Attention weights of some tokens, in balls."""
-    queries = tokens * intervals.grid(hop.W_Q).transpose()
-    keys = tokens * intervals.grid(hop.W_K).transpose()
-    scores = (queries * keys.transpose()).tolist()
-    scale = intervals.ball(hop.scale)
-    return [intervals.softmax([scale * score for score in scores[i]]) for i in rows]
-
-
 def attended(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> tuple[arb_mat, arb_mat]:
     """What some tokens receive, and the values of all, in balls."""
-    values = tokens * intervals.grid(hop.W_V).transpose()
-    return stacked(attention_weights(hop, tokens, rows)) * values, values
+    queries, keys, values = (tokens * intervals.grid(weight).transpose() for weight in (hop.W_Q, hop.W_K, hop.W_V))
+    scores, scale = (queries * keys.transpose()).tolist(), intervals.ball(hop.scale)
+    weights = [intervals.softmax([scale * score for score in scores[i]]) for i in rows]
+    return stacked(weights) * values, values
 
 
 def routing_table(routes: Routes, n: int) -> dict[int, tuple[int, ...]]:
@@ -274,43 +254,42 @@ def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
             if j in sources[1:]:
                 level.append(ahead)
             elif not any(torch.equal(tokens[j], tokens[source]) for source in sources):
-                above.append(torch.cat((-ahead, torch.ones(1, dtype=torch.float64))))
+                above.append(ahead)
                 owners.append(i)
-    size = unit.shape[1] ** 2
+    width = unit.shape[1]
     if not above:
-        return torch.zeros(unit.shape[1], unit.shape[1], dtype=torch.float64)
-    ties = torch.stack(level) if level else None
+        return unit.new_zeros(width, width)
+    ties = torch.stack(level) if level else unit.new_zeros(0, width**2)
     solution = linprog(
-        [0.0] * size + [-1.0],
-        A_ub=torch.stack(above).numpy(),
+        [0.0] * width**2 + [-1.0],
+        A_ub=nn.functional.pad(-torch.stack(above), (0, 1), value=1.0).numpy(),
         b_ub=[0.0] * len(above),
-        A_eq=None if ties is None else torch.cat((ties, torch.zeros(len(ties), 1, dtype=torch.float64)), 1).numpy(),
-        b_eq=None if ties is None else [0.0] * len(ties),
-        bounds=[(-1.0, 1.0)] * size + [(0.0, None)],
+        A_eq=nn.functional.pad(ties, (0, 1)).numpy(),
+        b_eq=[0.0] * len(ties),
+        bounds=[(-1.0, 1.0)] * width**2 + [(0.0, None)],
         method="highs",
     )
     margin = 0.0 if solution.x is None else max(0.0, float(solution.x[-1]))
     if margin < 1e-6:
         held = solution.ineqlin.marginals if solution.x is not None else []
         tight = sorted({owner for owner, marginal in zip(owners, held, strict=False) if marginal < -1e-9})
-        raise ParameterError(
-            "router: tokens",
-            f"{len(tokens)} of rank {int(torch.linalg.matrix_rank(unit))}",
+        rule = (
             "are linearly dependent, and no bilinear score puts every source above the rest "
-            f"(the widest margin is {margin:.1g}; the routes of tokens {tight} stand against it)",
-            "give each token an address feature of its own, or drop a route",
+            f"(the widest margin is {margin:.1g}; the routes of tokens {tight} stand against it)"
         )
+        remedy = "give each token an address feature of its own, or drop a route"
+        rank = int(torch.linalg.matrix_rank(unit))
+        raise ParameterError("router: tokens", f"{len(tokens)} of rank {rank}", rule, remedy)
     entries = torch.tensor(solution.x[:-1], dtype=torch.float64) / margin
-    if ties is not None:
+    if level:
         # The program keeps its ties to 1e-7; the nearest point that keeps them all keeps them to rounding.
         entries = entries - torch.linalg.lstsq(ties.mT, entries[:, None], driver="gelsd").solution.mT @ ties
-    return entries.reshape(unit.shape[1], -1)
+    return entries.reshape(width, width)
 
 
 def _with_smallest_scale(made: Router) -> Router:
     """The router with the smallest scale whose worst row is proved to keep eps."""
-    wide = made.tokens.double()
-    scores = (wide @ made.W_Q.double().mT) @ (wide @ made.W_K.double().mT).mT  # (n, n)
+    wide, scores = made.tokens.double(), made.scores()
     values = wide @ made.W_V.double().mT
     carried = wide @ made.carry.double().mT
     rows = list(made.routes)
@@ -335,25 +314,22 @@ def _with_smallest_scale(made: Router) -> Router:
         low, high = (float(ladder[first - 1]) if first else 0.0), float(ladder[first])
         for _ in range(60):
             middle = (low + high) / 2
-            if float(error(torch.tensor([middle], dtype=torch.float64))) <= made.eps:
-                high = middle
-            else:
-                low = middle
+            enough_now = float(error(torch.tensor([middle], dtype=torch.float64))) <= made.eps
+            low, high = (low, middle) if enough_now else (middle, high)
         for more in (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7):
             candidate = replace(made, scale=high * (1 + more))
             if candidate.verify():
                 return candidate
     rule = f"cannot be kept with weights rounded to {named(made.tokens.dtype)}"
-    raise ToleranceUnreachable(
-        "router: eps", made.eps, rule, "use a wider type, or tokens further from dependent", float(tried.amin())
-    )
+    remedy = "use a wider type, or tokens further from dependent"
+    raise ToleranceUnreachable("router: eps", made.eps, rule, remedy, float(tried.amin()))
 
 
 @dataclass(frozen=True)
 class Program(Construction):
     """Several hops: after each, a token is what `residual` keeps of it plus what the hop delivers.
 
-    `bound` composes the hops' promises; its unit is the longest token intended after the last hop.
+    The unit of `bound` is the longest token intended after the last hop.
     """
 
     routers: tuple[Router, ...]
@@ -365,10 +341,6 @@ class Program(Construction):
         hops = len(self.routers)
         return f"after {hops} hops every token is what was intended, within {self.eps:.3g} of the longest of them"
 
-    @property
-    def bound(self) -> float:
-        return self.eps
-
     def tensors(self) -> dict[str, Tensor]:
         hops = {f"{i}.{name}": x for i, hop in enumerate(self.routers) for name, x in hop.tensors().items()}
         return hops | {"residual": self.residual}
@@ -376,15 +348,19 @@ class Program(Construction):
     def intended(self) -> Tensor:
         """The tokens (n, d) after the last hop, were every hop perfect; rounded to float64."""
         with intervals.precision(_BITS):
-            return rounded(_chain(self.routers, self.residual)[-1], torch.float64)
+            tokens = intervals.grid(self.routers[0].tokens)
+            for hop in self.routers:
+                tokens = _delivered(tokens, hop, self.residual)
+            return rounded(tokens, torch.float64)
 
     def verify(self) -> Proof:
         """Every hop run in balls, one on the other's outcome, against the perfect run."""
+        steps = []
         with intervals.precision(2 * _BITS):
             keep = intervals.grid(self.residual).transpose()
-            actual = intervals.grid(self.routers[0].tokens)
-            steps = []
-            for l, (hop, wanted) in enumerate(zip(self.routers, _chain(self.routers, self.residual)[1:], strict=True)):
+            actual = wanted = intervals.grid(self.routers[0].tokens)
+            for l, hop in enumerate(self.routers):
+                wanted = _delivered(wanted, hop, self.residual)
                 received, _ = attended(hop, actual, range(len(hop.tokens)))
                 actual = actual * keep + received
                 off = intervals.upper(longest(actual - wanted) / longest(wanted))
@@ -426,32 +402,28 @@ def program(
     overwrites it, a matrix (d, d) keeps what it maps: with `residual` on the addresses and `carry` on the contents,
     a hop overwrites contents. Tokens a hop does not name read themselves.
     """
-    checked_matrix("program: tokens", tokens)
-    eps = checked_eps("program", eps)
+    tokens, eps = checked_matrix("program: tokens", tokens), checked_eps("program", eps)
     if not len(hops):
         raise ParameterError("program: hops", "[]", "must hold a hop", "give a mapping of destination to source")
     n, d = tokens.shape
-    if isinstance(residual, bool):
-        residual = torch.eye(d, dtype=tokens.dtype) if residual else torch.zeros(d, d, dtype=tokens.dtype)
-    checked_matrix("program: residual", residual)
-    carry = torch.eye(d, dtype=tokens.dtype) if carry is None else carry
+    whole = torch.eye(d, dtype=tokens.dtype)
+    residual = checked_matrix("program: residual", whole * residual if isinstance(residual, bool) else residual)
+    carry = whole if carry is None else checked_matrix("program: carry", carry)
     for name, x in (("residual", residual), ("carry", carry)):
         if tuple(x.shape) != (d, d):
             raise ShapeError(f"program: {name}", tuple(x.shape), f"must be ({d}, {d})", "a hop maps tokens to tokens")
-    tokens, carry, residual = tokens.detach(), carry.detach(), residual.detach()
     tables = [routing_table({i: i for i in range(n)} | dict(hop), n) for hop in hops]
-    each = min(eps / (2 * len(hops)), 0.5)
-    best = math.inf
+    each, best = eps / (2 * len(hops)), math.inf
     for _ in range(12):
         try:
-            routers = _compiled(tokens, tables, each, carry, residual)
+            made = Program(_compiled(tokens, tables, each, carry, residual), residual, eps)
         except ToleranceUnreachable:
             break
-        reached = _composed(routers, residual)
-        best = min(best, reached)
-        if reached <= eps:
-            return Program(routers, residual, reached)
-        each = each / 2 if reached < 2 * eps else max(each * eps / reached, each / 1e3)
+        proof = made.verify()
+        if proof:
+            return made
+        best = min(best, proof.achieved)
+        each *= max(1e-3, min(0.5, eps / proof.achieved))
     rule = f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise"
     raise ToleranceUnreachable("program: eps", eps, rule, "use float64 or fewer hops", best)
 
@@ -461,83 +433,20 @@ def _compiled(
 ) -> tuple[Router, ...]:
     """A router for each hop, each on the tokens intended before it."""
     routers: list[Router] = []
-    before = tokens
     for table in tables:
-        hop = router(before, table, eps, carry=carry)
-        routers.append(hop)
+        routers.append(router(tokens, table, eps, carry=carry))
         with intervals.precision(_BITS):
-            before = rounded(_delivered(intervals.grid(before), hop, residual), tokens.dtype)
+            tokens = rounded(_delivered(intervals.grid(tokens), routers[-1], residual), tokens.dtype)
     return tuple(routers)
 
 
 def _delivered(tokens: arb_mat, hop: Router, residual: Tensor) -> arb_mat:
     """residual·x + carry·(sources' average), perfectly."""
     carried = tokens * intervals.grid(hop.carry).transpose()
-    mean = torch.zeros(len(hop.tokens), len(hop.tokens), dtype=torch.float64)
-    counts = [intervals.ball(1) / len(hop.routes[i]) for i in range(len(mean))]
-    for i, sources in hop.routes.items():
-        mean[i, list(sources)] = 1.0
-    picked = (intervals.grid(mean) * carried).tolist()
-    return tokens * intervals.grid(residual).transpose() + stacked(
-        [[x * share for x in row] for row, share in zip(picked, counts, strict=True)]
-    )
+    sources = [hop.routes[i] for i in range(len(hop.tokens))]
+    return tokens * intervals.grid(residual).transpose() + _averages(sources, len(sources)) * carried
 
 
-def _chain(routers: Sequence[Router], residual: Tensor) -> list[arb_mat]:
-    """Tokens before the first hop and after each, were every hop perfect."""
-    tokens = [intervals.grid(routers[0].tokens)]
-    for hop in routers:
-        tokens.append(_delivered(tokens[-1], hop, residual))
-    return tokens
-
-
-def _composed(routers: Sequence[Router], residual: Tensor) -> float:
-    r"""A bound on the last token's error from the hops' own, in units of the longest intended token.
-
-    Let every token be off by at most e before a hop that was compiled for tokens X. Its scores move by at most
-    :math:`\Delta = \tau(e\max\|M x_j\| + e\max\|M^\top x_i\| + e^2\|M\|)`, its values by :math:`e\|W_V\|`, and so
-
-    .. math:: e' = e\,(\|R\| + \|W_V\|) + a \max\|v\| + \text{rounding of the next } X,
-
-    where a is what the weights may do: :math:`\varepsilon + 2\tanh(\Delta/2)`, as scores move weights by no more in the
-    1-norm [claim softmax-perturbation], or, for a single source that loses a share l of the weight on X,
-    :math:`2 l e^{2\Delta}`, as moved scores multiply that share by at most :math:`e^{2\Delta}`.
-    """
-    with intervals.precision(_BITS):
-        off = intervals.ball(0)
-        residual_norm = spectral(intervals.grid(residual))
-        for l, hop in enumerate(routers):
-            tokens = intervals.grid(hop.tokens)
-            middle = intervals.grid(hop.W_Q).transpose() * intervals.grid(hop.W_K)
-            reach = longest(tokens * middle.transpose()) + longest(tokens * middle)
-            moved = intervals.ball(hop.scale) * (off * reach + off * off * spectral(middle))
-            values = longest(tokens * intervals.grid(hop.W_V).transpose())
-            shares = [intervals.ball(hop.eps) + 2 * (moved / 2).tanh()]
-            if all(len(sources) == 1 for sources in hop.routes.values()):
-                shares.append(2 * _lost(hop, tokens) * (2 * moved).exp() + _unlike(hop) / values)
-            off = (
-                off * (residual_norm + spectral(intervals.grid(hop.W_V)))
-                + min(intervals.upper(share) for share in shares) * values
-            )
-            perfect = _delivered(tokens, hop, residual)
-            if l + 1 < len(routers):
-                off += longest(intervals.grid(routers[l + 1].tokens) - perfect)
-        # The perfect run is not the one the routers were compiled on, whose tokens are rounded after every hop.
-        wanted = _chain(routers, residual)[-1]
-        off += longest(wanted - perfect)
-        return intervals.upper(off / longest(wanted))
-
-
-def _lost(hop: Router, tokens: arb_mat) -> arb:
-    """The largest share of a token's weight that misses its single source and that source's equals."""
-    lost = intervals.ball(0)
-    for row, (source,) in zip(attention_weights(hop, tokens, list(hop.routes)), hop.routes.values(), strict=True):
-        missed = [w for j, w in enumerate(row) if not torch.equal(hop.tokens[j], hop.tokens[source])]
-        lost = lost.max(intervals.total(missed))
-    return lost
-
-
-def _unlike(hop: Router) -> arb:
-    """How far rounding the carried map to W_V moves a value."""
-    tokens = intervals.grid(hop.tokens)
-    return longest(tokens * (intervals.grid(hop.W_V) - intervals.grid(hop.carry)).transpose())
+def _averages(routes: Iterable[Sequence[int]], n: int) -> arb_mat:
+    """The matrix that averages sources among n tokens, a row for each destination."""
+    return stacked([[intervals.ball(int(j in sources)) / len(sources) for j in range(n)] for sources in routes])

@@ -21,7 +21,7 @@ class Tried(Inputs):
     how: Literal["answer", "wait", "stay", "raise", "mistake", "end", "infinite", "print", "scatter"] = control(
         "answer", "How"
     )
-    number: int = control(1, "A number", low=0, high=9)
+    number: int = control(1, "A number", (0, 9))
     file: str | None = param(None, at_most_characters(32), "handle of a file")
     # Where a computation leaves a mark: a file when it is through, or a folder to stay in. Tests name their own.
     mark: str | None = param(None, at_most_characters(400), "a path")

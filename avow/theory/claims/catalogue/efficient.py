@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import sympy
 import torch
@@ -17,18 +17,17 @@ from flint import arb, arb_mat
 from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, exp, oo, sqrt
 
 import avow
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.theory.claims.random_search import Falsifier, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
 from avow.theory.constructions.formulas import compiled
 
-n, d = sympy.symbols("n d", integer=True, positive=True)
+n, d, m = sympy.symbols("n d m", integer=True, positive=True)
 i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
 q_f, k_f = IndexedBase("q", real=True), IndexedBase("k", real=True)
-Formula = Callable[..., Any]
 
 
 def over(index: Symbol, count: Symbol) -> tuple[Symbol, int, Symbol]:
@@ -40,19 +39,17 @@ def dot(a: IndexedBase, b: IndexedBase) -> Sum:
     return Sum(a[f] * b[f], over(f, d))
 
 
-# Kernels.
-
-
 def _rbf_picture() -> Chart:
-    angles = [math.pi * step / 40 for step in range(-40, 41)]
-    series = {}
-    for name, length in (("key of length 1", 1.0), ("key of length 2", 2.0)):
-        # Beside a unit key in the query's own direction, query of length 2.
-        gaps = [2 * (length * math.cos(a) - 1) for a in angles]
-        series[f"dot, {name}"] = (angles, [1 / (1 + math.exp(-gap)) for gap in gaps])
-        shifts = [gap - (length**2 - 1) / 2 for gap in gaps]
-        series[f"rbf, {name}"] = (angles, [1 / (1 + math.exp(-shift)) for shift in shifts])
-    return Chart("Unit keys: the two kernels agree; longer keys: they part", "angle to the query", "weight", series)
+    # Beside a unit key in the query's own direction, query of length 2.
+    def weight(length: float, shift: float, angle: float) -> float:
+        return 1 / (1 + math.exp(-(2 * (length * math.cos(angle) - 1) - shift)))
+
+    weights: dict[str, Function] = {}
+    for length in (1.0, 2.0):
+        weights[f"dot, key of length {length:g}"] = partial(weight, length, 0.0)
+        weights[f"rbf, key of length {length:g}"] = partial(weight, length, (length**2 - 1) / 2)
+    title = "Unit keys: the two kernels agree; longer keys: they part"
+    return curves(title, "angle to the query", "weight", [math.pi * i / 40 for i in range(-40, 41)], weights)
 
 
 @claim(
@@ -132,24 +129,17 @@ def kernel_form(form: Any) -> Iterator[Evidence]:
     yield identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
     yield positive(Sum(kernel(i, j), over(j, n)), "no row sum is zero")
     right, by_entry = _two_readings()
-    yield rational(
-        right != by_entry,
+    says = (
         "the derivation that writes A = exp(Q∘K), n × d, with products entry by entry is refuted by q = (0, 1),"
-        " k = (0, ln 2), v = (0, 1)",
-        attention=right,
-        entry_by_entry=by_entry,
+        " k = (0, ln 2), v = (0, 1)"
     )
-
-
-# Separable attention.
+    yield rational(right != by_entry, says, attention=right, entry_by_entry=by_entry)
 
 
 def _separable_rows_picture() -> Table:
     q, keys = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
-    matrix = torch.softmax(q, -1) @ torch.softmax(keys, -2).T
-    rows = [
-        [f"row {index + 1}", *(f"{x:.3f}" for x in row), f"{sum(row):.3f}"] for index, row in enumerate(matrix.tolist())
-    ]
+    matrix = (torch.softmax(q, -1) @ torch.softmax(keys, -2).T).tolist()
+    rows = [[f"row {i}", *(f"{x:.3f}" for x in row), f"{sum(row):.3f}"] for i, row in enumerate(matrix, start=1)]
     return Table("Three queries and keys in the plane", ["", "key 1", "key 2", "key 3", "sum"], rows)
 
 
@@ -242,45 +232,33 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
         "n keys on a circle, queries t times as long: every other key is at least t(1 − cos(2π/n)) behind, so a row's"
         " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes",
     )
-    yield enclosed(
-        lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20),
-        "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6",
-        keys=8,
-        dim=2,
-        softmax_misses_at_most="1e-20",
-        separable_misses_at_least=6,
-    )
-    yield _not_contained()
-
-
-def _not_contained() -> Evidence:
-    """Softmax's log-weights, less their row's first, are a product through d dimensions; separable's need not be."""
-    first, second = ([arb(x) / 10 for x in column] for column in ((1, 2, 3, 4), (1, 5, 2, 2)))
+    says = "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6"
+    facts = {"keys": 8, "dim": 2, "softmax_misses_at_most": "1e-20", "separable_misses_at_least": 6}
+    yield enclosed(lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20), says, False, **facts)
+    # Softmax's log-weights, less their row's first, are a product through d dimensions; separable's need not be.
+    columns = [[arb(x) / 10 for x in column] for column in ((1, 2, 3, 4), (1, 5, 2, 2))]
 
     def independent() -> bool:
         rows = []
         for share in (arb(1) / 5, arb(1) / 2, arb(4) / 5):
-            logs = [(share * a + (1 - share) * b).log() for a, b in zip(first, second, strict=True)]
+            logs = [(share * a + (1 - share) * b).log() for a, b in zip(*columns, strict=True)]
             rows.append([x - logs[0] for x in logs[1:]])
         return bool(arb_mat(rows).det() != 0)
 
     says = (
         "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
     )
-    return enclosed(independent, says)
+    yield enclosed(independent, says)
 
 
-# Searches for counterexamples: the excess of a case over each statement.
+Rows = list[Sequence[arb]]
+Compiled = Callable[[Sequence[arb]], arb]
 
 
-Rows = list[Numbers]
-
-
-def _rbf(logit: Formula, case: Numbers) -> arb:
-    shifted = interval_function(logit, 3)
+def _rbf(logit: Formula, *case: arb) -> arb:
     query, keys, sigma = case[:2], [case[2:4], case[4:6]], case[6]
     by_kernel = intervals.softmax([-((query[0] - a) ** 2 + (query[1] - b) ** 2) / (2 * sigma) for a, b in keys])
-    by_logits = intervals.softmax([shifted(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
+    by_logits = intervals.softmax([logit(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
     return abs(by_kernel[0] - by_logits[0])
 
 
@@ -289,69 +267,53 @@ def _entries(base: Any, rows: int, columns: int) -> list[Any]:
     return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
 
 
-def _at(expression: Any, sizes: Mapping[Any, int], letters: Sequence[Any]) -> Callable[[Numbers], arb]:
+def _at(expression: Any, sizes: Mapping[Any, int], letters: Sequence[Any]) -> Compiled:
     """A formula for every n and d at some of them, its sums written out, as a function of its letters."""
     return compiled(sympy.sympify(expression).subs(sizes).doit(), letters)
 
 
-def _rows(entries: Numbers, width: int) -> Rows:
+def _rows(entries: Sequence[arb], width: int) -> Rows:
     return [entries[at : at + width] for at in range(0, len(entries), width)]
 
 
 @cache
-def _forms(form: Any) -> list[Callable[[Numbers], arb]]:
+def _forms(form: Any) -> list[Compiled]:
     letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
-    sizes = {n: 2, d: 2}
-    places = [(row, column) for row in (1, 2) for column in (1, 2)]
-    return [_at(form, sizes | {i: row, c: column}, letters) for row, column in places]
+    return [_at(form, {n: 2, d: 2, i: row, c: column}, letters) for row in (1, 2) for column in (1, 2)]
 
 
-def _kernel_form(form: Any, case: Numbers) -> arb:
+def _kernel_form(form: Any, *case: arb) -> arb:
     queries, keys, values = (_rows(case[at : at + 4], 2) for at in (0, 4, 8))
     weights = [intervals.softmax([intervals.dot(query, key) for key in keys]) for query in queries]
     attention = [intervals.dot(row, column) for row in weights for column in zip(*values, strict=True)]
-    return most([abs(found - form(case)) for found, form in zip(attention, _forms(form), strict=True)])
-
-
-def _separable(rows: Rows, columns: Rows) -> Rows:
-    """softmax_row(Q)·softmax_col(K)ᵀ."""
-    shares = [intervals.softmax(row) for row in rows]
-    by_column = [intervals.softmax(column) for column in zip(*columns, strict=True)]
-    return [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
+    return most([abs(entry - form(case)) for entry, form in zip(attention, _forms(form), strict=True)])
 
 
 @cache
-def _parts(column: Formula) -> list[list[Callable[[Numbers], arb]]]:
+def _parts(column: Formula) -> list[list[Compiled]]:
     e = sympy.IndexedBase("e", positive=True)
     letters, sizes = _entries(e, 3, 2), {n: 3, d: 2}
     return [[_at(column(e), sizes | {j: key, f: feature}, letters) for feature in (1, 2)] for key in (1, 2, 3)]
 
 
-def _distributions(column: Formula, case: Numbers) -> arb:
+def _distributions(column: Formula, *case: arb) -> arb:
     share, exponentials = intervals.softmax(case[:2]), [score.exp() for score in case[2:]]
     row = [intervals.dot(share, [part(exponentials) for part in key]) for key in _parts(column)]
     return most([abs(total(row) - 1), *(-weight for weight in row)])
 
 
-def _copies(bound: Formula, case: Numbers) -> arb:
-    queries, keys = _rows(case[:6], 2), _rows(case[6:], 2)
-    weights = _separable(queries, keys)
+def _copies(bound: Formula, *case: arb) -> arb:
+    """Three queries and keys in the plane."""
+    # softmax_row(Q)·softmax_col(K)ᵀ.
+    by_column = [intervals.softmax(column) for column in zip(*_rows(case[6:], 2), strict=True)]
+    shares = [intervals.softmax(row) for row in _rows(case[:6], 2)]
+    weights = [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
     return bound(len(weights), 2) - from_identity(weights)
-
-
-m = Symbol("m", integer=True, positive=True)
 
 
 def gauss(exponent: Any, w: Symbol) -> Any:
     """The mean of e^exponent over w ~ N(0, 1)."""
     return sympy.simplify(sympy.integrate(exp(sympy.expand(exponent - w**2 / 2)) / sqrt(2 * sympy.pi), (w, -oo, oo)))
-
-
-class Factor(NamedTuple):
-    """What stands before each side's features: as stated, and as it must be."""
-
-    stated: Formula
-    amended: Formula
 
 
 def _unbiased_picture() -> Table:
@@ -371,14 +333,14 @@ def _unbiased_picture() -> Table:
     amended_plain="The factor is 1/√m on each side. With 1/m the mean is too small by m, which attention does not"
     " notice: it cancels between a weight and its normaliser.",
     assumptions=("real arithmetic", "each w_f is N(0, I); they need not be independent of each other"),
-    subject=Factor(lambda m: 1 / m, lambda m: 1 / sqrt(m)),
+    subject=Versions(lambda m: 1 / m, lambda m: 1 / sqrt(m)),
     sabotage={
-        "1/√m taken for the mistake": Factor(lambda m: 1 / sqrt(m), lambda m: 1 / sqrt(m)),
-        "1/m kept in the correction": Factor(lambda m: 1 / m, lambda m: 1 / m),
+        "1/√m taken for the mistake": Versions(lambda m: 1 / sqrt(m), lambda m: 1 / sqrt(m)),
+        "1/m kept in the correction": Versions(lambda m: 1 / m, lambda m: 1 / m),
     },
     picture=_unbiased_picture,
 )
-def features_unbiased(factor: Factor) -> Iterator[Evidence]:
+def features_unbiased(factor: Versions) -> Iterator[Evidence]:
     half = factor.stated(sympy.Integer(2)) ** 2 * 2
     says = "two features, q = k = 0: every entry is the factor itself, so f(q)·f(k) is certain, and is not e^0 = 1"
     yield counterexample(half != 1, says, "exact fractions", product=str(half))
@@ -386,13 +348,11 @@ def features_unbiased(factor: Factor) -> Iterator[Evidence]:
     yield identity(gauss(w * z, w), exp(z**2 / 2), "E e^{wz} = e^{z²/2} for w ~ N(0, 1)", True)
     squares = dot(q_f, q_f) + dot(k_f, k_f)
     sum_square = Sum((q_f[f] + k_f[f]) ** 2, over(f, d))
-    yield identity(
-        sum_square / 2 - squares / 2,
-        dot(q_f, k_f),
+    says = (
         "coordinates of w are independent, so E e^{w·(q+k)} = e^{‖q+k‖²/2}, and ‖q+k‖² − ‖q‖² − ‖k‖² = 2q·k, in any"
-        " dimension",
-        True,
+        " dimension"
     )
+    yield identity(sum_square / 2 - squares / 2, dot(q_f, k_f), says, True)
     total = Sum(factor.amended(m) ** 2, over(f, m)).doit()
     yield identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
     scale, a, b = sympy.symbols("s a b", positive=True)
@@ -401,9 +361,7 @@ def features_unbiased(factor: Factor) -> Iterator[Evidence]:
 
 def _needed_picture() -> Chart:
     radii = [step / 4 for step in range(1, 41)]
-    series = {
-        f"relative error {error:g}": (radii, [math.expm1(r**2) / error**2 for r in radii]) for error in (1.0, 0.1, 0.01)
-    }
+    series = {f"relative error {e:g}": (radii, [math.expm1(r**2) / e**2 for r in radii]) for e in (1.0, 0.1, 0.01)}
     return Chart("Features an error takes", "‖q + k‖", "features", series, log_y=True)
 
 
@@ -450,14 +408,12 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     features = 2**24
     with intervals.precision(128):
         chance = far_below(8, features, 16)
-    yield counterexample(
-        bool(chance < arb("0.07")),
+    says = (
         "‖q + k‖ = 8, as of a query and a key of length 4 and logit 16: with 2^24 features the estimate is below half"
-        " of the truth with probability at least 0.93",
-        "balls: the normal distribution's own law",
-        features=features,
-        chance_of_half_at_most=intervals.upper(chance),
+        " of the truth with probability at least 0.93"
     )
+    facts = {"features": features, "chance_of_half_at_most": intervals.upper(chance)}
+    yield counterexample(bool(chance < arb("0.07")), says, "balls: the normal distribution's own law", **facts)
     coordinate = q_f[f] + k_f[f]
     says = "relative to e^{q·k} one feature is e^{w·z − ‖z‖²/2} with z = q + k, in any dimension"
     yield identity(
@@ -472,77 +428,50 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     yield identity(variance(square, m), spread, "the mean of m independent features has 1/m of its variance", True)
     enough = single / error**2
     yield identity(variance(square, enough), error**2, "so m = (e^{‖q+k‖²} − 1)/ε² gives ε", True)
-    yield _library_says()
-
-
-def _library_says() -> Evidence:
-    """The library's own count of features follows this law; what it adds is a confidence for every row at once."""
-    generator = torch.Generator().manual_seed(0)
-    q, keys = torch.randn(2, 1, 1, 64, 64, generator=generator, dtype=torch.float64).unbind()
+    # The library's own count of features follows this law; what it adds is a confidence for every row at once.
+    q, keys = torch.randn(2, 1, 1, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
     # Norms about √64 times the factor, and a scale of 1/√64.
     quiet, loud = (avow.features_needed(factor * q, factor * keys, tol=0.1) for factor in (0.2, 2.0))
     law = (intervals.ball(quiet.radius) ** 2).exp() - 1
     follows = bool(abs(intervals.ball(quiet.variance) - law) < law / 10**9)
-    return enclosed(
-        lambda: follows and math.isfinite(quiet.features) and math.isinf(loud.features),
+    says = (
         "avow.features_needed says from q and k what an error of 0.1 takes in every row: so many for small norms, and"
-        " that it is hopeless for larger ones; its variance of one feature is this law's, to 1e-9",
-        True,
-        small=str(quiet),
-        large=str(loud),
+        " that it is hopeless for larger ones; its variance of one feature is this law's, to 1e-9"
     )
+    holds = follows and math.isfinite(quiet.features) and math.isinf(loud.features)
+    yield enclosed(lambda: holds, says, True, small=str(quiet), large=str(loud))
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _mean(factor: Formula, case: Numbers) -> arb:
-    side = interval_function(factor, 1)
-    m, query, key = case[0], case[1:3], case[3:]
+def _mean(factor: Formula, m: int, *case: arb) -> arb:
+    query, key = case[:2], case[2:]
     both = [a + b for a, b in zip(query, key, strict=True)]
     # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
     one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
-    return abs(m * side(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
+    return abs(m * interval_function(factor, 1)(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
 
 
-def _useful(variance: Formula, case: Numbers) -> arb:
-    doublings, cut, *sum_ = case
-    radius = intervals.norm(sum_)
+def _useful(variance: Formula, doublings: int, cut: arb, *both: arb) -> arb:
+    """m is a power of two; the estimate is cut at e to the power of the cut to bound its law."""
     # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
-    return arb(1) / 2 - far_below(radius, arb(2) ** doublings, cut)
+    return arb(1) / 2 - far_below(intervals.norm(both), arb(2) ** doublings, cut)
 
 
-def _spread(variance: Formula, case: Numbers) -> arb:
-    relative = interval_function(variance, 2)
-    doublings, _, *sum_ = case
-    m, square = arb(2) ** doublings, intervals.dot(sum_, sum_)
+def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
+    m, square = arb(2) ** doublings, intervals.dot(both, both)
     # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
     second = (2 * square - square).exp()
-    return abs(relative(square, m) * m - (second - 1)) / second
+    return abs(interval_function(variance, 2)(square, m) * m - (second - 1)) / second
 
+
+_ROWS = numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1)
+_PLANE = numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12)
+_POWERS = {"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7)
 
 FALSIFIERS: Mapping[str, Falsifier] = {
     "rbf-equals-dot": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
-    "kernel-form": Falsifier(
-        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
-    ),
+    "kernel-form": Falsifier(_ROWS, _kernel_form),
     "separable-rows": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
-    "separable-weaker": Falsifier(
-        numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12),
-        _copies,
-        reads="Three queries and keys in the plane.",
-    ),
-    "features-unbiased": Falsifier(
-        {"m": (1, 512)} | numbered("q₁ q₂ k₁ k₂", -2, 2),
-        lambda factor, case: _mean(factor.stated, case),
-        lambda factor, case: _mean(factor.amended, case),
-        whole=frozenset("m"),
-    ),
-    "features-variance": Falsifier(
-        {"log₂m": (0, 24), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7),
-        _useful,
-        _spread,
-        whole=frozenset({"log₂m"}),
-        reads="m is a power of two; the estimate is cut at e to the power of the cut to bound its law.",
-    ),
+    "separable-weaker": Falsifier(_PLANE, _copies),
+    "features-unbiased": Falsifier({"m": range(1, 513)} | numbered("q₁ q₂ k₁ k₂", -2, 2), *of_versions(_mean)),
+    "features-variance": Falsifier(_POWERS, _useful, _spread),
 }

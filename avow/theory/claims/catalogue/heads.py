@@ -5,7 +5,9 @@ Head i attends by its own query, and the answer is the mean of the heads' output
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -15,12 +17,12 @@ import torch
 from flint import arb, arb_mat
 from sympy import Matrix, Rational, Symbol, exp, log
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.catalogue.queries import below_one, enough, eps, m, n, slack
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, whole
+from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
+from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.random_search import Falsifier, interval_function
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
@@ -28,17 +30,12 @@ from avow.theory.constructions.robust import robust_heads
 
 
 def _discrete_picture() -> Chart:
-    counts = [2**i for i in range(1, 24)]
-
-    def weight(n: int, strength: float) -> float:
-        raised = (n / 0.01) ** (strength / 2)
-        return raised / (raised + n - 1)
-
-    series = {
-        "t = ln(n/ε)": (counts, [weight(n, 1) for n in counts]),
-        "t = 2·ln(n/ε)": (counts, [weight(n, 2) for n in counts]),
+    weights: dict[str, Function] = {
+        "t = ln(n/ε)": lambda n: (n / 0.01) ** 0.5 / ((n / 0.01) ** 0.5 + n - 1),
+        "t = 2·ln(n/ε)": lambda n: (n / 0.01) / (n / 0.01 + n - 1),
     }
-    return Chart("Head 1 when its key comes half as long, ε = 0.01", "keys", "weight on value 1", series, log_x=True)
+    title, counts = "Head 1 when its key comes half as long, ε = 0.01", [2**i for i in range(1, 24)]
+    return curves(title, "keys", "weight on value 1", counts, weights, log_x=True)
 
 
 @claim(
@@ -62,9 +59,13 @@ def _discrete_picture() -> Chart:
     picture=_discrete_picture,
     needs=("copy-gap",),
 )
-def heads_discrete(strength: Any) -> Iterator[Evidence]:
+def heads_discrete(strength: Formula) -> Iterator[Evidence]:
     for count, near in ((1000, 0.24043574), (10**6, 0.0099)):
-        yield _half_length_loses(count, near)
+        raised = (arb(count) * 100).sqrt()
+        weight = raised / (raised + count - 1)
+        says = f"{count} keys, ε = 0.01, c = ½: head 1 has e^(t/2) = √(n/ε) against n − 1"
+        facts = {"n": count, "eps": 0.01, "weight": weight.str(12), "promised": "100/101"}
+        yield counterexample(bool(abs(weight - near) < 1e-4) and bool(weight < 0.25), says, "balls", **facts)
     above = Symbol("x", positive=True)
     yield nonnegative((n * (n - 1 / eps)).subs(eps, 1 / (n - above)), "n = 1/ε + x, x > 0: n/ε < n²")
     yield _grows(amended=False)
@@ -77,9 +78,8 @@ def heads_discrete(strength: Any) -> Iterator[Evidence]:
     others = (n - 1) * exp(-length / 2)
     yield nonnegative(eps - others, "the others have score 0: n − 1 terms e^(−t/2) sum to at most ε", True)
     yield enough(amended=True)
-    weight = Symbol("alpha", positive=True)
     says = "each head is within 2(1 − α)·max‖v‖ = 2ε/(1+ε)·max‖v‖ of its value, and so is their mean of ½(v_1 + v_2)"
-    yield identity(2 * (1 - weight).subs(weight, 1 / (1 + eps)), 2 * eps / (1 + eps), says, True)
+    yield identity(2 * (1 - 1 / (1 + eps)), 2 * eps / (1 + eps), says, True)
     heads = robust_heads(1000, 0.01, AnyScale(0.5))
     yield kept(heads, "the library's heads for a thousand keys", True, length=float(heads.queries[0, 0]))
 
@@ -90,35 +90,20 @@ def _grows(amended: bool) -> Evidence:
     return nonnegative(grown, "α = e/(e + n − 1) grows with e = e^s, the others scoring 0", amended)
 
 
-def _half_length_loses(count: int, near: float) -> Evidence:
-    raised = (arb(count) * 100).sqrt()
-    weight = raised / (raised + count - 1)
-    return counterexample(
-        bool(abs(weight - near) < 1e-4) and bool(weight < 0.25),
-        f"{count} keys, ε = 0.01, c = ½: head 1 has e^(t/2) = √(n/ε) against n − 1",
-        "balls",
-        n=count,
-        eps=0.01,
-        weight=weight.str(12),
-        promised="100/101",
-    )
-
-
 class Law(NamedTuple):
     """How X, the length of key a, is distributed, and when its head copies."""
 
-    variance: Rational
-    least: Any
+    variance: Rational = Rational(1, 2)
+    least: Formula = lambda n, eps, beta, log: log((n - 1) / eps) / beta
 
 
 def _gauss_picture() -> Chart:
+    chances = {
+        f"{n} keys": lambda strength, n=n: 0.5 * math.erfc(-(1 - math.log((n - 1) / 0.01) / strength))
+        for n in (2, 1000, 10**6)
+    }
     strengths = [10 ** (i / 20) for i in range(10, 81)]
-
-    def chance(n: int, strength: float) -> float:
-        return 0.5 * math.erfc(-(1 - math.log((n - 1) / 0.01) / strength))
-
-    series = {f"{n} keys": (strengths, [chance(n, strength) for strength in strengths]) for n in (2, 1000, 10**6)}
-    return Chart("How often both heads copy, ε = 0.01", "β", "probability", series, log_x=True)
+    return curves("How often both heads copy, ε = 0.01", "β", "probability", strengths, chances, log_x=True)
 
 
 @claim(
@@ -133,11 +118,11 @@ def _gauss_picture() -> Chart:
     amended_plain="They do so with probability Φ(√2(1 − ln((n−1)/ε)/β)), which is below 0.921 for every β: X ≤ 0"
     " defeats the first head however long its query.",
     assumptions=("real arithmetic", "isotropic noise → 0: the other keys score 0", "n ≥ 2, 0 < ε < 1, β ≥ ln((n−1)/ε)"),
-    subject=Law(Rational(1, 2), lambda n, eps, beta, log: log((n - 1) / eps) / beta),
+    subject=Law(),
     sabotage={
-        "½ taken for the standard deviation": Law(Rational(1, 4), lambda n, eps, beta, log: log((n - 1) / eps) / beta),
-        "head 1 copies for every X": Law(Rational(1, 2), lambda n, eps, beta, log: -1000 * beta / beta),
-        "blind to how many keys there are": Law(Rational(1, 2), lambda n, eps, beta, log: log(1 / eps) / beta),
+        "½ taken for the standard deviation": Law(Rational(1, 4)),
+        "head 1 copies for every X": Law(least=lambda n, eps, beta, log: -1000 * beta / beta),
+        "blind to how many keys there are": Law(least=lambda n, eps, beta, log: log(1 / eps) / beta),
     },
     picture=_gauss_picture,
     needs=("copy-gap",),
@@ -157,27 +142,20 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
     yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
     sigma = intervals.ball(Fraction(rule.variance)).sqrt()
-    for count, strength, low, high in (
-        (1000, 20, 0.7258, 0.7259),
-        (1000, 50, 0.8618, 0.8619),
-        (1000, 1000, 0.9189, 0.9190),
-        (10**6, 50, 0.8141, 0.8142),
-    ):
+    for count, strength, low in ((1000, 20, 0.7258), (1000, 50, 0.8618), (1000, 1000, 0.9189), (10**6, 50, 0.8141)):
         threshold = rule.least(arb(count), arb(1) / 100, arb(strength), lambda x: x.log())
         chance = intervals.normal_cdf((1 - threshold) / sigma)
         says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
-        yield law(chance, low, high, says, True, n=count, beta=strength, eps=0.01)
+        yield law(chance, low, low + 1e-4, says, True, n=count, beta=strength, eps=0.01)
     yield nonnegative(least.subs(eps, below_one), "the threshold is above 0 at every β", True)
     yield identity(sympy.limit(least, beta, sympy.oo), 0, "and → 0 as β → ∞", True)
     limit = intervals.normal_cdf(1 / sigma)
     yield law(limit, 0.921350396474, 0.921350396475, "so P(X ≥ threshold) rises to 1 − Φ(−√2), never past it", True)
-    yield identity(
-        (n - 1) * exp(0 - log((n - 1) / eps)),
-        eps,
+    says = (
         "a way out: q_1 = −ln((n−1)/ε)·Σ_{j≠a} μ_j scores 0 on k_a whatever X is, and copies always, √(n−1)"
-        " times as long",
-        True,
+        " times as long"
     )
+    yield identity((n - 1) * exp(0 - log((n - 1) / eps)), eps, says, True)
     for name, away in (("as here, β = 50", False), ("with the way out", True)):
         heads = robust_heads(1000, 0.01, GaussianLaw(), least=None if away else math.log(99900) / 50, away=away)
         yield kept(heads, f"the library's heads, {name}", True, probability=heads.success)
@@ -241,17 +219,17 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
     yield identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
 
 
-class Projectors(NamedTuple):
-    """What to multiply v_a + v_b by: for orthonormal A and B with AᵀB = 0, and for independent spans."""
-
-    orthogonal: Any
-    oblique: Any
-
-
 # Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
 A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
 x, y = sympy.symbols("x y", commutative=False)
 away_from_b = 1 - B * H * Bt
+
+
+class Projectors(NamedTuple):
+    """What to multiply v_a + v_b by: for orthonormal A and B with AᵀB = 0, and for independent spans."""
+
+    orthogonal: Any = A * At
+    oblique: Any = A * G * At * R
 
 
 def _oblique(a: Matrix, b: Matrix) -> Matrix:
@@ -283,11 +261,11 @@ def _project_picture() -> Table:
     amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
     " orthogonal the oblique projector does it.",
     assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
-    subject=Projectors(A * At, A * G * At * R),
+    subject=Projectors(),
     sabotage={
-        "the transpose alone": Projectors(At, A * G * At * R),
-        "the orthogonal projector for spans at an angle": Projectors(A * At, A * At),
-        "the projector of the other span": Projectors(1 - A * At, A * G * At * R),
+        "the transpose alone": Projectors(orthogonal=At),
+        "the orthogonal projector for spans at an angle": Projectors(oblique=A * At),
+        "the projector of the other span": Projectors(orthogonal=1 - A * At),
     },
     picture=_project_picture,
 )
@@ -295,12 +273,9 @@ def project_out(projectors: Projectors) -> Iterator[Evidence]:
     a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
     value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
     got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
-    yield counterexample(
-        got != [5 * ours for ours in a],
-        "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane",
-        "exact rationals",
-        **{"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]},
-    )
+    says = "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane"
+    facts = {"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]}
+    yield counterexample(got != [5 * ours for ours in a], says, "exact rationals", **facts)
     coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
     yield identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
     a_part = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
@@ -313,58 +288,46 @@ def project_out(projectors: Projectors) -> Iterator[Evidence]:
     square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
     says = "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists"
     yield identity(square, sympy.expand(away_from_b), says, True)
-    yield _at_an_angle()
+    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
+    oblique, nothing = _oblique(a, b), sympy.zeros(2, 1)
+    says = "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through"
+    separates = oblique * a == a and oblique * b == nothing and a * a.T * b != nothing
+    yield rational(separates, says, True, P=oblique.tolist(), leak=(a.T * b)[0])
     projection = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
     yield kept(projection, "the library's projector for these two, rounded to float32", True)
-
-
-def _at_an_angle() -> Evidence:
-    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
-    oblique = _oblique(a, b)
-    return rational(
-        oblique * a == a and oblique * b == sympy.zeros(2, 1) and a * a.T * b != sympy.zeros(2, 1),
-        "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through",
-        True,
-        P=oblique.tolist(),
-        leak=(a.T * b)[0],
-    )
-
-
-# Searches for counterexamples: the excess of a case over each statement.
 
 
 def _stated_strength(n: Any, eps: Any) -> Any:
     return log(n / eps)
 
 
-def _short_of(strength: Any, case: Numbers, lengths: tuple[Fraction, ...] = ()) -> arb:
-    """What the weights of both heads lack, where key 1 comes in some lengths, or in the one that is drawn."""
-    length = interval_function(strength, 2)
-    eps, n, drawn = case
-    t = length(n, eps)
-    scales = [*map(intervals.ball, lengths)] if lengths else [drawn]
+def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
+    """Key 1 is c times as long; as stated c is ½ and 3/2."""
+    return _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5))
+
+
+def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
+    """What the weights of both heads lack, where key 1 comes in some lengths."""
+    t = interval_function(strength, 2)(n, eps)
     return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
 
 
-def _gauss_copies(rule: Law, case: Numbers) -> arb:
-    eps, n, x, times = case
+def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
+    """Key a is X times its mean; what is true instead speaks of all X at once."""
     beta = times * ((n - 1) / eps).log()
     # A head that gives v_a less than half of its weight gives something else.
     return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
 
 
-def _gauss_law(rule: Law, case: Numbers) -> arb:
-    sigma = intervals.ball(Fraction(rule.variance)).sqrt()
-    eps, n, _, times = case
-    beta = times * ((n - 1) / eps).log()
+def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
+    beta, sigma = times * ((n - 1) / eps).log(), intervals.ball(Fraction(rule.variance)).sqrt()
     least = rule.least(n, eps, beta, lambda z: z.log())
     at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
     stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
     return abs(at_least - 1 / (1 + eps)).max(abs(intervals.normal_cdf(stated) - intervals.normal_cdf(true)))
 
 
-def _swings_less(pair: Heads, case: Numbers) -> arb:
-    n, root = map(whole, case)
+def _swings_less(pair: Heads, n: int, root: int) -> arb:
     return intervals.ball(swing(pair, n, root) - swing(pair[:1], n, root))
 
 
@@ -374,69 +337,46 @@ def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
         return letters[word]
     if word.is_Integer:
         return arb_mat([[int(word), 0], [0, int(word)]])
-    parts = [_word(part, letters) for part in word.args]
-    product = parts[0]
-    for part in parts[1:]:
-        product = product + part if isinstance(word, sympy.Add) else product * part
-    return product
+    parts = (_word(part, letters) for part in word.args)
+    return functools.reduce(operator.add if isinstance(word, sympy.Add) else operator.mul, parts)
 
 
 def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
     """How far a word takes Ax + By from Ax; coordinates that it returns instead are the first ones of the plane."""
-    turned = b.transpose()
-    h = (turned * b).inv()
-    away = arb_mat([[1, 0], [0, 1]]) - b * h * turned
+    h = (b.transpose() * b).inv()
+    away = arb_mat([[1, 0], [0, 1]]) - b * h * b.transpose()
     g = (a.transpose() * away * a).inv()
-    given = (A, At, B, Bt, H, G, R)
-    letters = dict(zip(given, (a, a.transpose(), b, turned, h, g, away), strict=True))
+    letters = {A: a, At: a.transpose(), B: b, Bt: b.transpose(), H: h, G: g, R: away}
     image = (_word(word, letters) * (a * x + b * y)).entries()
     padded = [*image, *[arb(0)] * (2 - len(image))]
-    return most([abs(found - wanted) for found, wanted in zip(padded, (a * x).entries(), strict=True)])
+    return most([abs(got - wanted) for got, wanted in zip(padded, (a * x).entries(), strict=True)])
 
 
-def _spans(case: Numbers) -> tuple[arb_mat, arb_mat, arb_mat]:
-    """A unit vector of the plane, the one at a right angle to it, and one at another angle."""
-    turn, angle = 2 * arb.pi() * case[0], arb.pi() * case[1]
-    a, across, oblique = (arb_mat([[at.cos()], [at.sin()]]) for at in (turn, turn + arb.pi() / 2, turn + angle))
+def _spans(turn: arb, angle: arb) -> tuple[arb_mat, arb_mat, arb_mat]:
+    """A unit vector of the plane, the one at a right angle to it, and one at another angle, a part of half a turn."""
+    angles = (2 * arb.pi() * turn + arb.pi() * more for more in (arb(0), arb(1) / 2, angle))
+    a, across, oblique = (arb_mat([[at.cos()], [at.sin()]]) for at in angles)
     return a, across, oblique
 
 
-def _coordinates(projectors: Projectors, case: Numbers) -> arb:
-    a, across, _ = _spans(case)
-    return _missed(At, a, across, *case[2:])
+def _coordinates(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
+    """In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By."""
+    a, across, _ = _spans(turn, angle)
+    return _missed(At, a, across, x, y)
 
 
-def _projected(projectors: Projectors, case: Numbers) -> arb:
-    a, across, oblique = _spans(case)
-    words = ((projectors.orthogonal, across), (projectors.oblique, oblique))
-    return most([_missed(word, a, b, *case[2:]) for word, b in words])
+def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
+    a, across, oblique = _spans(turn, angle)
+    return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
 
 
-_EPS = {"ε": (0.01, 0.99)}
+_GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
+_PLANE = {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "heads-discrete": Falsifier(
-        _EPS | {"n": (2, 1000), "c": (0.5, 2)},
-        lambda _, case: _short_of(_stated_strength, case, (Fraction(1, 2), Fraction(3, 2))),
-        _short_of,
-        whole=frozenset("n"),
-        reads="Key 1 is c times as long; as stated c is ½ and 3/2.",
-    ),
-    "heads-gauss": Falsifier(
-        _EPS | {"n": (2, 1000), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)},
-        _gauss_copies,
-        _gauss_law,
-        whole=frozenset("n"),
-        reads="Key a is X times its mean; what is true instead speaks of all X at once.",
-    ),
+    "heads-discrete": Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
+    "heads-gauss": Falsifier(EPSILON | _GAUSS, _gauss_copies, _gauss_law),
     # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
-    "heads-identical": Falsifier(
-        {"n": (2, 100), "√(n/ε)": (11, 200)}, _swings_less, whole=frozenset({"n", "√(n/ε)"}), strict=True
-    ),
-    "project-out": Falsifier(
-        {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)},
-        _coordinates,
-        _projected,
-        reads="In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By.",
-    ),
+    "heads-identical": Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
+    "project-out": Falsifier(_PLANE, _coordinates, _projected),
 }

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
 from sympy import Matrix, Rational, Symbol, exp
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, numbered, whole
+from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive
 from avow.theory.constructions.routers import route_by_weights as library_router
 
@@ -51,17 +53,12 @@ def _vanishes(squared: Any, says: str) -> Evidence:
 
 
 def _self_picture() -> Chart:
-    lengths = [0.05 * i for i in range(61)]
-
-    def own(added: int, length: float) -> float:
-        e = math.exp(length**2)
-        return e ** (1 + added) / (e ** (1 + added) + (2 if added == 0 else e + 1))
-
-    series = {
-        "x_2 = u_a": (lengths, [own(0, length) for length in lengths]),
-        "x_2 = u_a + u_d": (lengths, [own(1, length) for length in lengths]),
+    weights: dict[str, Function] = {
+        "x_2 = u_a": lambda b: math.exp(b**2) / (math.exp(b**2) + 2),
+        "x_2 = u_a + u_d": lambda b: math.exp(b**2) ** 2 / (math.exp(b**2) ** 2 + (math.exp(b**2) + 1)),
     }
-    return Chart("With K = Q = V = I a token attends to itself", "β, the length of the u's", "weight on itself", series)
+    title, lengths = "With K = Q = V = I a token attends to itself", [0.05 * i for i in range(61)]
+    return curves(title, "β, the length of the u's", "weight on itself", lengths, weights)
 
 
 @claim(
@@ -114,22 +111,15 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
     says = "e^(3β²/4) = 1 + h > 1, so α_22 > ⅓: c_2 stays √2·β/3 away from u_b at every β"
     yield positive(least.subs(exp(-3 * beta**2 / 4), 1 / (1 + above)) - Rational(1, 3), says)
     yield identity(sympy.limit(least, beta, sympy.oo), 1, "and α_22 → 1 as β grows: √2·β away")
-    yield _self_weight_at_three()
-
-
-def _self_weight_at_three() -> Evidence:
-    def weight() -> arb:
-        return 1 / (1 + 2 * arb(-9).exp())
-
-    moved = 1 / (1 + 2 * (arb(-27) / 4).exp())
-    return enclosed(
-        lambda: bool(weight() > 0.9997),
-        "β = 3: the weight on itself, in numbers",
-        False,
-        weight=weight().str(12),
-        error=(arb(10).sqrt() * 3 / (arb(9).exp() + 2)).str(8),
-        **{"least weight whatever is added": moved.str(12)},
-    )
+    # In numbers, at β = 3.
+    numbers = {
+        "weight": 1 / (1 + 2 * arb(-9).exp()),
+        "error": arb(10).sqrt() * 3 / (arb(9).exp() + 2),
+        "least weight whatever is added": 1 / (1 + 2 * (arb(-27) / 4).exp()),
+    }
+    facts = {name: number.str(8 if name == "error" else 12) for name, number in numbers.items()}
+    says = "β = 3: the weight on itself, in numbers"
+    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), says, False, **facts)
 
 
 class Weights(NamedTuple):
@@ -186,20 +176,12 @@ def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     off = idle - (2 * u_b - u_c) / 3
     yield identity(off.dot(off), 0, "token 3 is told nothing: it takes the mean of the values")
     for length in (2, 3):
-        yield _off_at(length)
+        first, second = (arb(square).sqrt() * length * (1 / (arb(length**2).exp() + 2)) for square in (5, 2))
+        below = partial(operator.lt, first, arb(5).sqrt() * length * arb(-(length**2)).exp())
+        facts = {"c_1 is off by": first.str(8), "c_2 is off by": second.str(8), "of": (arb(2).sqrt() * length).str(8)}
+        says = f"β = {length}: the errors in numbers"
+        yield enclosed(below, says, False, beta=length, **facts)
     yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
-
-
-def _off_at(length: int) -> Evidence:
-    share = 1 / (arb(length**2).exp() + 2)
-    first, second = ((arb(square).sqrt() * length * share) for square in (5, 2))
-    return enclosed(
-        lambda: bool(first < arb(5).sqrt() * length * arb(-(length**2)).exp()),
-        f"β = {length}: the errors in numbers",
-        False,
-        beta=length,
-        **{"c_1 is off by": first.str(8), "c_2 is off by": second.str(8), "of": (arb(2).sqrt() * length).str(8)},
-    )
 
 
 @dataclass(frozen=True)
@@ -269,22 +251,15 @@ def _not_with(name: str, layer: Layer, x: tuple[int, int]) -> Evidence:
     """Attention with Q = K = V = 1 on two numbers: swapping them does not swap the outputs."""
 
     def outputs(numbers: Sequence[int]) -> list[arb]:
-        entered = [number + i * layer.positions for i, number in enumerate(numbers)]
-        rows = []
-        for i, own in enumerate(entered):
-            seen = entered[: i + 1] if layer.causal else entered
-            weights = intervals.softmax([arb(own * key) for key in seen])
-            rows.append(intervals.dot(weights, [arb(value) for value in seen]))
-        return rows
+        entered = [[arb(number + i * layer.positions)] for i, number in enumerate(numbers)]
+        seen = [entered[: i + 1] if layer.causal else entered for i in range(len(entered))]
+        return [_attended(arb(1), own, keys, keys)[0] for own, keys in zip(entered, seen, strict=True)]
 
     permuted, straight = outputs(x[::-1]), outputs(x)[::-1]
-    return enclosed(
-        lambda: any(bool(abs(a - b) > 0.2) for a, b in zip(permuted, straight, strict=True)),
-        f"it is not so with {name}: attention alone, Q = K = V = 1, on two numbers",
-        False,
-        x=list(x),
-        **{"f(Px)": [row.str(8) for row in permuted], "P f(x)": [row.str(8) for row in straight]},
-    )
+    apart = any(bool(abs(a - b) > 0.2) for a, b in zip(permuted, straight, strict=True))
+    says = f"it is not so with {name}: attention alone, Q = K = V = 1, on two numbers"
+    facts = {"x": list(x), "f(Px)": [row.str(8) for row in permuted], "P f(x)": [row.str(8) for row in straight]}
+    return enclosed(lambda: apart, says, False, **facts)
 
 
 def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
@@ -315,9 +290,6 @@ def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
     yield identity(reduced(P * X + P * Y), reduced(P * (X + Y)), says)
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
 Vector = list[arb]
 
 
@@ -335,74 +307,59 @@ def _distance(beta: arb, one: Vector, two: Vector) -> arb:
     return beta * intervals.norm([a - b for a, b in zip(one, two, strict=True)])
 
 
-def _copies_itself(tokens: Sequence[Matrix], case: Numbers) -> arb:
-    first, own, third = map(_coordinates, tokens)
-    beta, gamma, delta = case
-    sure = [first, own, third]
+def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
+    """γ of u_c and δ of u_d are added to the second token."""
+    sure = first, own, third = [_coordinates(token) for token in tokens]
     error = _distance(beta, _attended(beta, own, sure, sure), own)
     added = (arb(0), arb(0), gamma, delta)
     moved = [first, [x + more for x, more in zip(own, added, strict=True)], third]
     away = _distance(beta, _attended(beta, moved[1], moved, moved), _coordinates(u_b))
-    e = (beta * beta).exp()
-    return (error - arb(10).sqrt() * beta / (e + 2)).max(arb(2).sqrt() * beta / 3 - away)
+    return (error - arb(10).sqrt() * beta / ((beta * beta).exp() + 2)).max(arb(2).sqrt() * beta / 3 - away)
 
 
-def _routes(weights: Weights, case: Numbers) -> arb:
+def _routes(weights: Weights, beta: arb) -> arb:
     keys = [_coordinates(token) for token in tokens]
-    queries, values = ([_coordinates(matrix * token) for token in tokens] for matrix in (weights.query, weights.value))
-    targets = [_coordinates(target) for target in (u_b - u_c, u_b)]
-    (beta,) = case
-    e = (beta * beta).exp()
-    errors = [
-        _distance(beta, _attended(beta, query, keys, values), target)
-        for query, target in zip(queries, targets, strict=False)
-    ]
-    return most([error - arb(square).sqrt() * beta / (e + 2) for error, square in zip(errors, (5, 2), strict=True)])
+    values = [_coordinates(weights.value * token) for token in tokens]
+    broken = []
+    for token, target, square in ((tokens[0], u_b - u_c, 5), (tokens[1], u_b, 2)):
+        routed = _attended(beta, _coordinates(weights.query * token), keys, values)
+        error = _distance(beta, routed, _coordinates(target))
+        broken.append(error - arb(square).sqrt() * beta / ((beta * beta).exp() + 2))
+    return most(broken)
 
 
-_ORDERS = list(itertools.permutations(range(3)))
-
-
-def _layer(layer: Layer, weights: Numbers, tokens: Sequence[Vector]) -> list[Vector]:
+def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> list[Vector]:
     """Attention, then a feed-forward of tanh, each with its residual and a norm, on tokens of two numbers."""
+
+    def normed(x: Vector) -> Vector:
+        length = (1 + intervals.dot(x, x)).sqrt()
+        return [entry / length for entry in x]
+
     entered = [[x + i * layer.positions for x in token] for i, token in enumerate(tokens)]
     rows = []
     for i, own in enumerate(entered):
         seen = entered[: i + 1] if layer.causal else entered
         query = [intervals.dot(own, weights[:2]), intervals.dot(own, weights[2:])]
-        shares = intervals.softmax([intervals.dot(query, key) for key in seen])
-        mixed = _normed(
-            [x + intervals.dot(shares, column) for x, column in zip(own, zip(*seen, strict=True), strict=True)]
-        )
-        rows.append(_normed([x + (2 * x).tanh() for x in mixed]))
+        read = _attended(arb(1), query, seen, seen)
+        mixed = normed([x + more for x, more in zip(own, read, strict=True)])
+        rows.append(normed([x + (2 * x).tanh() for x in mixed]))
     return rows
 
 
-def _normed(x: Vector) -> Vector:
-    length = (1 + intervals.dot(x, x)).sqrt()
-    return [entry / length for entry in x]
-
-
-def _permuted(layer: Layer, case: Numbers) -> arb:
-    order, weights, entries = _ORDERS[whole(case[0])], case[1:5], case[5:]
-    tokens = [[*entries[i : i + 2]] for i in range(0, 6, 2)]
+def _permuted(layer: Layer, number: int, *case: arb) -> arb:
+    """Three tokens of two numbers, the matrix of their scores, and one of their six orders."""
+    order, weights = list(itertools.permutations(range(3)))[number], case[:4]
+    tokens = [[*case[i : i + 2]] for i in (4, 6, 8)]
     straight = _layer(layer, weights, tokens)
     permuted = _layer(layer, weights, [tokens[i] for i in order])
     pairs = ((a, b) for row, i in zip(permuted, order, strict=True) for a, b in zip(row, straight[i], strict=True))
     return most([abs(a - b) for a, b in pairs])
 
 
+_ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2)
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "self-attend-copies-self": Falsifier(
-        {"β": (0.01, 4)} | numbered("γ δ", -3, 3),
-        _copies_itself,
-        reads="γ of u_c and δ of u_d are added to the second token.",
-    ),
+    "self-attend-copies-self": Falsifier({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
     "route-by-weights": Falsifier({"β": (0.01, 4)}, _routes),
-    "permutation": Falsifier(
-        {"order": (0, 5)} | numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2),
-        _permuted,
-        whole=frozenset({"order"}),
-        reads="Three tokens of two numbers, the matrix of their scores, and one of their six orders.",
-    ),
+    "permutation": Falsifier({"order": range(6)} | _ENTRIES, _permuted),
 }

@@ -14,11 +14,11 @@ from typing import Any
 from flint import arb
 from sympy import Integer, Symbol, exp, log, sqrt, tanh
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rising
 
 # Masses and sums of exponentials; what two quantities fall short of a bound; the number of keys.
@@ -55,15 +55,14 @@ def _moved(p: float, delta: float) -> float:
 
 
 def _perturbation_picture() -> Chart:
-    deltas = [0.05 * i for i in range(81)]
-    series = {
-        "the bound 2·tanh(δ/2)": (deltas, [2 * math.tanh(d / 2) for d in deltas]),
-        "a set of weight 1/2": (deltas, [_moved(0.5, d) for d in deltas]),
-        "a set of weight 1/(1+e^δ)": (deltas, [_moved(1 / (1 + math.exp(d)), d) for d in deltas]),
-        "a set of weight 0.01": (deltas, [_moved(0.01, d) for d in deltas]),
+    moved: dict[str, Function] = {
+        "the bound 2·tanh(δ/2)": lambda d: 2 * math.tanh(d / 2),
+        "a set of weight 1/2": lambda d: _moved(0.5, d),
+        "a set of weight 1/(1+e^δ)": lambda d: _moved(1 / (1 + math.exp(d)), d),
+        "a set of weight 0.01": lambda d: _moved(0.01, d),
     }
-    title = "How far weights move when logits do"
-    return Chart(title, "δ, the most any logit moves", "‖softmax(a) − softmax(b)‖₁", series)
+    title, height = "How far weights move when logits do", "‖softmax(a) − softmax(b)‖₁"
+    return curves(title, "δ, the most any logit moves", height, [0.05 * i for i in range(81)], moved)
 
 
 @claim(
@@ -83,7 +82,7 @@ def _perturbation_picture() -> Chart:
     picture=_perturbation_picture,
     needs=("softmax-categorical",),
 )
-def softmax_perturbation(bound: Callable[[Any], Any]) -> Iterator[Evidence]:
+def softmax_perturbation(bound: Formula) -> Iterator[Evidence]:
     gained, inside = Symbol("g", nonnegative=True), Symbol("P", positive=True)
     says = "A = the keys that gain, if any: what A gains the others lose, so ‖p − q‖₁ = 2(q(A) − p(A))"
     yield identity(gained - ((1 - (inside + gained)) - (1 - inside)), 2 * gained, says)
@@ -108,12 +107,13 @@ def softmax_perturbation(bound: Callable[[Any], Any]) -> Iterator[Evidence]:
 
 def _tail_picture() -> Chart:
     taus = [10 ** (-4 + 0.05 * i) for i in range(81)]
-    series = {
-        "bound 2τ": (taus, [2 * tau for tau in taus]),
-        "tail mean opposite to the head's": (taus, [2 * tau for tau in taus]),
-        "tail mean orthogonal to it": (taus, [math.sqrt(2) * tau for tau in taus]),
-        "tail mean at half its length, same side": (taus, [0.5 * tau for tau in taus]),
+    factors = {
+        "bound 2τ": 2.0,
+        "tail mean opposite to the head's": 2.0,
+        "tail mean orthogonal to it": math.sqrt(2),
+        "tail mean at half its length, same side": 0.5,
     }
+    series = {name: (taus, [factor * tau for tau in taus]) for name, factor in factors.items()}
     return Chart("What dropping a tail costs", "τ, the tail's share", "error / max‖v‖", series, log_x=True, log_y=True)
 
 
@@ -130,7 +130,7 @@ def _tail_picture() -> Chart:
     picture=_tail_picture,
     needs=("softmax-categorical",),
 )
-def tail_mass_output(factor: Callable[[Any], Any]) -> Iterator[Evidence]:
+def tail_mass_output(factor: Formula) -> Iterator[Evidence]:
     kept, dropped = (Symbol(name, real=True) for name in ("m_H", "m_T"))
     tau = tail / (head + tail)
     says = "with exponentials summing to H and T: the output is (1−τ)m_H + τm_T, τ = T/(H+T), in every coordinate"
@@ -169,7 +169,7 @@ def _dropped_picture() -> Chart:
     picture=_dropped_picture,
     needs=("softmax-categorical",),
 )
-def dropped_mass(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+def dropped_mass(bound: Formula) -> Iterator[Evidence]:
     yield rising(exp(short) - 1, short, 0, "a higher score has a higher exponential")
     says = "key by key, sums of bounds bound the sums, from either side"
     yield nonnegative((tail + short) + (more + shorter) - (tail + more), says)
@@ -200,7 +200,7 @@ def _ratio_picture() -> Table:
     },
     picture=_ratio_picture,
 )
-def ratio_error(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+def ratio_error(bound: Formula) -> Iterator[Evidence]:
     wrong, right, value = (Symbol(name, real=True) for name in ("a_t", "a", "v"))
     total, normaliser = Symbol("Z", positive=True), Symbol("Z_t", positive=True)
     sums = [Symbol(name, real=True) for name in ("S_t", "S")]
@@ -218,13 +218,15 @@ def ratio_error(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
 
 def _residual_picture() -> Chart:
     # One landmark at the origin of a line: φ(x) = e^{-x²/2}, and y stands at 1.
+    def phi(x: float) -> float:
+        return math.exp(-(x**2) / 2)
+
+    residuals: dict[str, Function] = {
+        "|G(x,1) − φ(x)φ(1)|": lambda x: abs(phi(x - 1) - phi(x) * phi(1)),
+        "the bound": lambda x: math.sqrt((1 - phi(x) ** 2) * (1 - phi(1) ** 2)),
+    }
     xs = [-3 + 0.05 * i for i in range(121)]
-    phi = [math.exp(-(x**2) / 2) for x in xs]
-    at_y = math.exp(-0.5)
-    left = [abs(math.exp(-((x - 1) ** 2) / 2) - p * at_y) for x, p in zip(xs, phi, strict=True)]
-    bound = [math.sqrt((1 - p * p) * (1 - at_y * at_y)) for p in phi]
-    series = {"|G(x,1) − φ(x)φ(1)|": (xs, left), "the bound": (xs, bound)}
-    return Chart("One landmark at 0: what it leaves over", "x", "residual", series)
+    return curves("One landmark at 0: what it leaves over", "x", "residual", xs, residuals)
 
 
 @claim(
@@ -247,7 +249,7 @@ def _residual_picture() -> Chart:
     },
     picture=_residual_picture,
 )
-def residual_cauchy_schwarz(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+def residual_cauchy_schwarz(bound: Formula) -> Iterator[Evidence]:
     yield from cauchy_schwarz()
     # C = BΨ(Z)ᵀ maps ψ(x) to φ(x), and CCᵀ = B G(Z,Z) Bᵀ ≼ I.
     length, kept = Symbol("N", positive=True), Symbol("a", positive=True)
@@ -273,25 +275,13 @@ def _merged(one: Shard, two: Shard) -> Shard:
     return both, exp(one[0] - both) * one[1] + exp(two[0] - both) * two[1]
 
 
-def _averaged(one: Shard, two: Shard) -> Shard:
-    return _merged(one, two)[0], (one[1] + two[1]) / 2
-
-
-def _by_logarithms(one: Shard, two: Shard) -> Shard:
-    return _merged(one, two)[0], (one[0] * one[1] + two[0] * two[1]) / (one[0] + two[0])
-
-
-def _last_wins(one: Shard, two: Shard) -> Shard:
-    return two[0], _merged(one, two)[1]
-
-
 def _merge_picture() -> Chart:
-    gaps = [-8 + 0.2 * i for i in range(81)]
-    series = {
-        "first shard": (gaps, [1 / (1 + math.exp(-g)) for g in gaps]),
-        "second shard": (gaps, [1 / (1 + math.exp(g)) for g in gaps]),
+    shares: dict[str, Function] = {
+        "first shard": lambda g: 1 / (1 + math.exp(-g)),
+        "second shard": lambda g: 1 / (1 + math.exp(g)),
     }
-    return Chart("Each shard's share of the merged output", "ℓ₁ − ℓ₂", "share", series)
+    gaps = [-8 + 0.2 * i for i in range(81)]
+    return curves("Each shard's share of the merged output", "ℓ₁ − ℓ₂", "share", gaps, shares)
 
 
 @claim(
@@ -305,14 +295,17 @@ def _merge_picture() -> Chart:
     assumptions=("real arithmetic", "every shard holds at least one key"),
     subject=_merged,
     sabotage={
-        "outputs averaged": _averaged,
-        "weighted by the logarithms": _by_logarithms,
-        "the last sum kept": _last_wins,
+        "outputs averaged": lambda one, two: (_merged(one, two)[0], (one[1] + two[1]) / 2),
+        "weighted by the logarithms": lambda one, two: (
+            _merged(one, two)[0],
+            (one[0] * one[1] + two[0] * two[1]) / (one[0] + two[0]),
+        ),
+        "the last sum kept": lambda one, two: (two[0], _merged(one, two)[1]),
     },
     picture=_merge_picture,
     needs=("softmax-categorical",),
 )
-def lse_merge(merge: Callable[[Shard, Shard], Shard]) -> Iterator[Evidence]:
+def lse_merge(merge: Formula) -> Iterator[Evidence]:
     # A shard: exponentials that sum to z, and values weighted by them that sum to w.
     z = [Symbol(f"z_{i}", positive=True) for i in (1, 2, 3)]
     w = [Symbol(f"w_{i}", real=True) for i in (1, 2, 3)]
@@ -327,11 +320,10 @@ def lse_merge(merge: Callable[[Shard, Shard], Shard]) -> Iterator[Evidence]:
 
 
 def _gamma_picture() -> Chart:
-    counts = [2**i for i in range(24)]
-    series = {
-        name: ([n for n in counts if n * u < 0.5], [n * u / (1 - n * u) for n in counts if n * u < 0.5])
-        for name, u in (("float32", 2.0**-24), ("float64", 2.0**-53), ("bfloat16", 2.0**-8))
-    }
+    series = {}
+    for name, u in (("float32", 2.0**-24), ("float64", 2.0**-53), ("bfloat16", 2.0**-8)):
+        counts = [2**i for i in range(24) if 2**i * u < 0.5]
+        series[name] = (counts, [n * u / (1 - n * u) for n in counts])
     return Chart("How rounding adds up", "roundings", "γ", series, log_x=True, log_y=True)
 
 
@@ -350,7 +342,7 @@ def _gamma_picture() -> Chart:
     },
     picture=_gamma_picture,
 )
-def rounding_gamma(gamma: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+def rounding_gamma(gamma: Formula) -> Iterator[Evidence]:
     # (n+1)u < 1 leaves room: u = 1/(n + 1 + room).
     room = Symbol("r", positive=True)
     u = 1 / (keys + 1 + room)
@@ -363,86 +355,69 @@ def rounding_gamma(gamma: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     yield nonnegative(gamma(keys + 1, u) - (grown + u) / (1 - u), says)
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _perturbation(bound: Callable[[Any], Any], case: Numbers) -> arb:
-    limit = interval_function(bound, 1)
+def _perturbation(bound: Formula, *case: arb) -> arb:
     logits, moves = case[:3], case[3:]
     moved = intervals.softmax([a + d for a, d in zip(logits, moves, strict=True)])
     distance = total([abs(p - q) for p, q in zip(intervals.softmax(logits), moved, strict=True)])
-    return distance - limit(most([abs(d) for d in moves]))
+    return distance - interval_function(bound, 1)(most([abs(d) for d in moves]))
 
 
-def _tail(factor: Callable[[Any], Any], case: Numbers) -> arb:
-    moved = interval_function(factor, 1)
-    scores, values = case[:3], case[3:]
-    weights = intervals.softmax(scores)
+def _tail(factor: Formula, *case: arb) -> arb:
+    weights, values = intervals.softmax(case[:3]), case[3:]
     tau = weights[2]
     head = (weights[0] * values[0] + weights[1] * values[1]) / (1 - tau)
     out = (1 - tau) * head + tau * values[2]
-    return abs(abs(out - head) - moved(tau) * abs(values[2] - head))
+    return abs(abs(out - head) - factor(tau) * abs(values[2] - head))
 
 
-def _dropped(bound: Callable[[Any, Any], Any], case: Numbers) -> arb:
-    most = interval_function(bound, 2)
-    head, tail, lower, higher = case
-    return tail / (head + tail) - most(head / (1 + lower), tail + higher)
+def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> arb:
+    """Head and tail, and by how much their bounds are off."""
+    return tail / (head + tail) - bound(head / (1 + lower), tail + higher)
 
 
-def _ratio(bound: Callable[[Any, Any], Any], case: Numbers) -> arb:
-    limit = interval_function(bound, 2)
+def _ratio(bound: Formula, *case: arb) -> arb:
     true, wrong, values = case[:3], case[3:6], case[6:]
-    means = [total([a * v for a, v in zip(weights, values, strict=True)]) / total(weights) for weights in (true, wrong)]
+    means = [intervals.dot(weights, values) / total(weights) for weights in (true, wrong)]
     miss = total([abs(a - b) for a, b in zip(true, wrong, strict=True)])
-    return abs(means[1] - means[0]) - limit(miss, total(wrong)) * most([abs(v) for v in values])
+    return abs(means[1] - means[0]) - bound(miss, total(wrong)) * most([abs(v) for v in values])
 
 
-def _residual(bound: Callable[[Any, Any], Any], case: Numbers) -> arb:
-    limit = interval_function(bound, 2)
+def _residual(bound: Formula, x: arb, y: arb) -> arb:
+    """The Gaussian kernel on a line, and one landmark at 0."""
 
     def kernel(x: arb, y: arb) -> arb:
         return (-((x - y) ** 2) / 2).exp()
 
-    x, y = case
     left = [1 - kernel(point, arb(0)) ** 2 for point in (x, y)]
-    return abs(kernel(x, y) - kernel(x, arb(0)) * kernel(y, arb(0))) - limit(*left)
+    residual = kernel(x, y) - kernel(x, arb(0)) * kernel(y, arb(0))
+    return abs(residual) - interval_function(bound, 2)(*left)
 
 
 @cache
-def _merge_parts(merge: Callable[[Any, Any], Any]) -> list[Callable[..., arb]]:
+def _merge_parts(merge: Formula) -> list[Callable[..., arb]]:
     return [interval_function(lambda a, b, c, d, i=i: merge((a, b), (c, d))[i], 4) for i in (0, 1)]
 
 
-def _merge(merge: Callable[[Any, Any], Any], case: Numbers) -> arb:
-    (one, two), values = case[:2], case[2:]
+def _merge(merge: Formula, one: arb, two: arb, first: arb, second: arb) -> arb:
     whole = one.exp() + two.exp()
-    output = (one.exp() * values[0] + two.exp() * values[1]) / whole
-    merged = [part(one, values[0], two, values[1]) for part in _merge_parts(merge)]
+    output = (one.exp() * first + two.exp() * second) / whole
+    merged = [part(one, first, two, second) for part in _merge_parts(merge)]
     return abs(merged[0] - whole.log()).max(abs(merged[1] - output))
 
 
-def _rounding(gamma: Callable[[Any, Any], Any], case: Numbers) -> arb:
-    limit = interval_function(gamma, 2)
-    unit, *parts = case
+def _rounding(gamma: Formula, unit: arb, *parts: arb) -> arb:
     product = arb(1)
     for i, part in enumerate(parts):
         product *= (1 + unit * part) if i % 2 == 0 else 1 / (1 + unit * part)
-    return abs(product - 1) - limit(arb(len(parts)), unit)
+    return abs(product - 1) - gamma(arb(len(parts)), unit)
 
 
 FALSIFIERS: Mapping[str, Falsifier] = {
     "softmax-perturbation": Falsifier(numbered("a₁ a₂ a₃", -4, 4) | numbered("d₁ d₂ d₃", -3, 3), _perturbation),
     "tail-mass-output": Falsifier(numbered("s₁ s₂ s₃", -3, 3) | numbered("v₁ v₂ v₃", -2, 2), _tail),
-    "dropped-mass": Falsifier(
-        numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1),
-        _dropped,
-        reads="Head and tail, and by how much their bounds are off.",
-    ),
+    "dropped-mass": Falsifier(numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1), _dropped),
     "ratio-error": Falsifier(numbered("a₁ a₂ a₃ ã₁ ã₂ ã₃", 0.01, 1) | numbered("v₁ v₂ v₃", -1, 1), _ratio),
-    "residual-cauchy-schwarz": Falsifier(
-        numbered("x y", -3, 3), _residual, reads="The Gaussian kernel on a line, and one landmark at 0."
-    ),
+    "residual-cauchy-schwarz": Falsifier(numbered("x y", -3, 3), _residual),
     "lse-merge": Falsifier(numbered("ℓ₁ ℓ₂", -4, 4) | numbered("o₁ o₂", -2, 2), _merge),
     "rounding-gamma": Falsifier({"u": (0.01, 0.18)} | numbered("δ₁/u δ₂/u δ₃/u δ₄/u δ₅/u", -1, 1), _rounding),
 }

@@ -19,7 +19,7 @@ from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, numbered
+from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import counterexample
 
 Ends = tuple[Fraction, Fraction]
@@ -44,10 +44,7 @@ def _exp_by_balls(x: float) -> Ends:
 
 
 def _exp_picture() -> Table:
-    rows = []
-    for x in _POINTS:
-        low, high = _exp_by_balls(x)
-        rows.append((repr(x), repr(float(low)), repr(float(high))))
+    rows = [(repr(x), *(repr(float(end)) for end in _exp_by_balls(x))) for x in _POINTS]
     return Table("Intervals that do hold e^x at these points", ("x", "low", "high"), rows)
 
 
@@ -66,15 +63,12 @@ def _exp_picture() -> Table:
 def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
     point = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
     low, high = enclosure(point)
+    with intervals.precision(128):
+        truth = arb(point).exp().str(30, radius=False)
+    says = f"e^{point} lies outside the interval given for it"
+    facts = {"x": repr(point), "low": str(low), "high": str(high), "truth": truth, "version": "mpmath 1.3.0"}
     yield counterexample(
-        _outside(arb(point).exp, low, high),
-        f"e^{point} lies outside the interval given for it",
-        "balls of python-flint at up to 4,096 bits",
-        x=repr(point),
-        low=str(low),
-        high=str(high),
-        truth=_digits(arb(point).exp),
-        version="mpmath 1.3.0",
+        _outside(arb(point).exp, low, high), says, "balls of python-flint at up to 4,096 bits", **facts
     )
 
 
@@ -89,12 +83,6 @@ def _outside(truth: Callable[[], arb], low: Fraction, high: Fraction) -> bool:
         return False if ends[0] <= x <= ends[1] else None
 
     return intervals.decided(answer, most=4096) is True
-
-
-def _digits(number: Callable[[], arb]) -> str:
-    """Thirty digits of a number."""
-    with intervals.precision(128):
-        return number().str(30, radius=False)
 
 
 # The box of two logits, and a corner of it: the first logit as low as it goes, the second as high.
@@ -114,8 +102,7 @@ def _softmax_by_auto_lirpa(low: torch.Tensor, high: torch.Tensor) -> tuple[torch
 
 def _softmax_by_corners(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and most each weight can be: its own logit at one end, all others at the other."""
-    n = low.shape[-1]
-    own = torch.eye(n, dtype=torch.bool)
+    own = torch.eye(low.shape[-1], dtype=torch.bool)
     weights = [torch.softmax(torch.where(own, a, b), -1).diagonal() for a, b in ((low, high), (high, low))]
     return weights[0] * (1 - 1e-12), weights[1] * (1 + 1e-12)
 
@@ -144,47 +131,32 @@ def _softmax_picture() -> Table:
 def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
     _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
     weight = intervals.softmax([arb(x) for x in _CORNER])[1]
-    yield counterexample(
-        bool(weight > arb(float(most[1]))),
-        "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator",
-        "balls of python-flint",
-        bound=float(most[1]),
-        weight=weight.str(15, radius=False),
-        version="auto_LiRPA 0.3",
-    )
+    says = "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator"
+    facts = {"bound": float(most[1]), "weight": weight.str(15, radius=False), "version": "auto_LiRPA 0.3"}
+    yield counterexample(bool(weight > arb(float(most[1]))), says, "balls of python-flint", **facts)
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _exponential(enclosure: Callable[[float], Ends], case: Numbers) -> arb:
+def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
+    """x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself."""
     # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
-    x = math.log(1 + 10.0 ** -float(case[0]))
+    x = math.log(1 + 10.0 ** -float(exponent))
     low, high = map(intervals.ball, enclosure(x))
-    truth = arb(x).exp()
-    return (low - truth).max(truth - high)
+    return (low - arb(x).exp()).max(arb(x).exp() - high)
 
 
-def _softmax(bounds: Bounds, case: Numbers) -> arb:
-    ends = [sorted(map(float, case[at : at + 2])) for at in (0, 2)]
-    low, high = (torch.tensor([end[side] for end in ends], dtype=torch.float64) for side in (0, 1))
-    least, top = (x.tolist() for x in bounds(low, high))
-    corners = [[ends[0][side], ends[1][1 - side]] for side in (0, 1)]
+def _softmax(bounds: Bounds, *case: arb) -> arb:
+    """A box for two logits, and its corners."""
+    box = torch.tensor([sorted(map(float, case[at : at + 2])) for at in (0, 2)], dtype=torch.float64)
+    least, top = (x.tolist() for x in bounds(*box.T))
     missed = []
-    for corner in corners:
-        weights = intervals.softmax([arb(x) for x in corner])
+    for corner in ([box[0, 0], box[1, 1]], [box[0, 1], box[1, 0]]):
+        weights = intervals.softmax([intervals.ball(x) for x in corner])
         missed += [arb(bound) - weight for bound, weight in zip(least, weights, strict=True)]
         missed += [weight - arb(bound) for bound, weight in zip(top, weights, strict=True)]
     return most(missed)
 
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "mpmath-iv-exp": Falsifier(
-        {"a": (0, 6)},
-        _exponential,
-        reads="x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself.",
-    ),
-    "auto-lirpa-softmax": Falsifier(
-        numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax, reads="A box for two logits, and its corners."
-    ),
+    "mpmath-iv-exp": Falsifier({"a": (0, 6)}, _exponential),
+    "auto-lirpa-softmax": Falsifier(numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax),
 }

@@ -6,6 +6,7 @@ small, and picks one key at random when it is not.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -15,17 +16,15 @@ import sympy
 from flint import arb
 from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function
+from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.random_search import Falsifier, interval_function
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
-alpha = Symbol("alpha", positive=True)
-beta = Symbol("beta", positive=True)
-delta = Symbol("delta", positive=True)
+alpha, beta, delta = (Symbol(name, positive=True) for name in ("alpha", "beta", "delta"))
 # Coordinates in an orthonormal basis of the means' span: a score only sees the keys there.
 mean_a, mean_b, mean_j = (Matrix([int(i == axis) for i in range(3)]) for axis in range(3))
 query = beta * (mean_a + mean_b)
@@ -37,10 +36,9 @@ def _variance(covariance: Matrix) -> Any:
 
 
 def _even_picture() -> Chart:
-    products = [10 ** (i / 10) for i in range(-40, 41)]
-    chance = [math.erf(math.log(3) / math.sqrt(8 * product)) for product in products]
+    chance: dict[str, Function] = {"erf(ln 3/√(8αβ²))": lambda product: math.erf(math.log(3) / math.sqrt(8 * product))}
     title = "Two noisy keys: how often both weights are within ¼ of ½"
-    return Chart(title, "αβ²", "probability", {"erf(ln 3/√(8αβ²))": (products, chance)}, log_x=True)
+    return curves(title, "αβ²", "probability", [10 ** (i / 10) for i in range(-40, 41)], chance, log_x=True)
 
 
 @claim(
@@ -62,7 +60,7 @@ def _even_picture() -> Chart:
     },
     picture=_even_picture,
 )
-def noise_isotropic(variance: Any) -> Iterator[Evidence]:
+def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     spread = alpha * sympy.eye(3)
     claimed = variance(alpha, beta)
     gap = 2 * _variance(spread)
@@ -76,15 +74,9 @@ def noise_isotropic(variance: Any) -> Iterator[Evidence]:
     yield identity(sympy.limit(one_over, beta, sympy.oo), 0, "α = 1/β vanishes, yet P(|gap| ≤ δ) → 0 for every δ")
     noise, strength = arb(1) / 10**6, arb(10**4)
     even = ((arb(3).log()) / (2 * variance(noise, strength)).sqrt()).erf()
-    yield counterexample(
-        bool(even < 0.05),
-        "two keys, α = 10⁻⁶, β = 10⁴: the weights are within ¼ of ½ (|gap| ≤ ln 3) less than once in twenty",
-        "exact law in balls",
-        alpha=1e-6,
-        beta=1e4,
-        variance=variance(noise, strength).str(8),
-        probability=even.str(12),
-    )
+    says = "two keys, α = 10⁻⁶, β = 10⁴: the weights are within ¼ of ½ (|gap| ≤ ln 3) less than once in twenty"
+    facts = {"alpha": 1e-6, "beta": 1e4, "variance": variance(noise, strength).str(8), "probability": even.str(12)}
+    yield counterexample(bool(even < 0.05), says, "exact law in balls", **facts)
 
     yield identity(sympy.limit(within, v, 0, "+"), 1, "P(|gap| ≤ δ) = erf(δ/√(2v)) → 1 as v = 4αβ² → 0", True)
     yield identity(sympy.limit(within, v, sympy.oo), 0, "it depends on αβ² alone, and → 0 as αβ² → ∞", True)
@@ -96,17 +88,6 @@ def noise_isotropic(variance: Any) -> Iterator[Evidence]:
     behind = (1 - erf(to_other / 2 / sqrt(2 * claimed))) / 2
     says = "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them"
     yield identity(sympy.limit(behind, alpha, 0, "+"), 0, says, True)
-    yield from _even_while_the_gap_is_small()
-    quiet, strong = arb(1) / 10**6, arb(30)
-    sigma = variance(quiet, strong).sqrt()
-    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * intervals.normal_cdf(-strong / 2 / sigma)
-    least = 1 / (1 + (arb(3) / 10).exp() + 998 * (-strong / 2).exp())
-    says = "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`"
-    yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
-
-
-def _even_while_the_gap_is_small() -> Iterator[Evidence]:
-    """Where the gap is within δ and no other key nearer than β/2, both weights lie about ½."""
     rival, others, x, y = (Symbol(name, nonnegative=True) for name in ("A", "B", "x", "y"))
     yield nonnegative(
         1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)),
@@ -116,6 +97,12 @@ def _even_while_the_gap_is_small() -> Iterator[Evidence]:
     least = 1 / (1 + exp(delta) + others * exp(-beta / 2))
     says = "which → ½ as β → ∞, then δ → 0; and two weights of at least ½ − o(1) are at most ½ + o(1)"
     yield identity(sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0), Rational(1, 2), says, True)
+    quiet, strong = arb(1) / 10**6, arb(30)
+    sigma = variance(quiet, strong).sqrt()
+    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * intervals.normal_cdf(-strong / 2 / sigma)
+    least = 1 / (1 + (arb(3) / 10).exp() + 998 * (-strong / 2).exp())
+    says = "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`"
+    yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
 
 
 class Stretch(NamedTuple):
@@ -125,16 +112,12 @@ class Stretch(NamedTuple):
     long: Rational
 
 
-def _weights(stretch: float, n: int, eps: float) -> tuple[float, float]:
-    t = n / eps
-    total = t**stretch + t + n - 2
-    return t**stretch / total, t / total
-
-
 def _stretch_picture() -> Table:
-    rows = [
-        (n, eps, c, *_weights(c, n, eps)) for n in (10, 1000, 100000) for eps in (0.1, 0.01) for c in (0.5, 1.0, 1.5)
-    ]
+    rows = []
+    for n, eps, c in itertools.product((10, 1000, 100000), (0.1, 0.01), (0.5, 1.0, 1.5)):
+        t = n / eps
+        whole = t**c + t + n - 2
+        rows.append((n, eps, c, t**c / whole, t / whole))
     return Table("Weights when key 1 comes c times as long", ("keys", "ε", "c", "on value 1", "on value 2"), rows)
 
 
@@ -187,36 +170,29 @@ def _near(c: Rational, near: tuple[float, float]) -> Evidence:
         raised = (t.log() * int(c.p) / int(c.q)).exp()
         return raised / (raised + t + 998), t / (raised + t + 998)
 
-    return enclosed(
-        lambda: all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True)),
-        f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places",
-        n=1000,
-        eps=0.01,
-        first=weights()[0].str(12),
-        second=weights()[1].str(12),
-    )
+    def close() -> bool:
+        return all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True))
+
+    facts = {"n": 1000, "eps": 0.01, "first": weights()[0].str(12), "second": weights()[1].str(12)}
+    says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
+    return enclosed(close, says, False, **facts)
 
 
 class Scaled(NamedTuple):
     """The weights of two keys when key a is X times its mean, and the variance of X."""
 
-    weight_a: Any
-    weight_b: Any
-    variance: Rational
-
-
-def _logistic(x: Any) -> Any:
-    return 1 / (1 + exp(-x))
+    weight_a: Formula = lambda beta, x: 1 / (1 + exp(-beta * (x - 1)))
+    weight_b: Formula = lambda beta, x: 1 / (1 + exp(-beta * (1 - x)))
+    variance: Rational = Rational(1, 2)
 
 
 def _scaled_picture() -> Chart:
-    shares = [i / 200 for i in range(1, 200)]
-
-    def below(share: float, strength: float) -> float:
-        return 0.5 * (1 + math.erf(math.log(share / (1 - share)) / strength))
-
-    series = {f"β = {strength}": (shares, [below(share, strength) for share in shares]) for strength in (1, 5, 25, 500)}
-    return Chart("Key a is X ~ N(1, ½) times its mean: how its weight is distributed", "w", "P(α_a ≤ w)", series)
+    series = {
+        f"β = {strength}": lambda w, strength=strength: 0.5 * (1 + math.erf(math.log(w / (1 - w)) / strength))
+        for strength in (1, 5, 25, 500)
+    }
+    title = "Key a is X ~ N(1, ½) times its mean: how its weight is distributed"
+    return curves(title, "w", "P(α_a ≤ w)", [i / 200 for i in range(1, 200)], series)
 
 
 @claim(
@@ -232,16 +208,10 @@ def _scaled_picture() -> Chart:
     amended_plain="X is normal with mean 1 and variance ½: unbounded, and negative with probability 0.0786. The weights"
     " are σ(β(X−1)) and σ(β(1−X)); as β grows, one key takes all, each half of the time.",
     assumptions=("real arithmetic", "two keys, q = β(μ_a + μ_b), orthonormal means", "α → 0 where X is spoken of"),
-    subject=Scaled(
-        lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (1 - x)), Rational(1, 2)
-    ),
+    subject=Scaled(),
     sabotage={
-        "the same weight for both": Scaled(
-            lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (x - 1)), Rational(1, 2)
-        ),
-        "½ taken for the standard deviation": Scaled(
-            lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (1 - x)), Rational(1, 4)
-        ),
+        "the same weight for both": Scaled(weight_b=Scaled().weight_a),
+        "½ taken for the standard deviation": Scaled(variance=Rational(1, 4)),
     },
     picture=_scaled_picture,
 )
@@ -280,73 +250,56 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     )
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
 def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
     """Two orthonormal means, turned in their plane."""
     sine, cosine = (2 * arb.pi() * turn).sin_cos()
     return (cosine, sine), (-sine, cosine)
 
 
-def _still_averages(variance: Any, case: Numbers) -> arb:
-    alpha, beta = 10 ** -case[0], 10 ** case[1]
+def _still_averages(variance: Formula, quiet: arb, loud: arb, _: arb) -> arb:
+    """Two keys with orthonormal means, turned by a part of a full turn."""
     # To average is to have both weights within ¼ of ½, which is |gap| ≤ ln 3, at least every other time.
-    return arb(1) / 2 - (arb(3).log() / (8 * alpha * beta * beta).sqrt()).erf()
+    return arb(1) / 2 - (arb(3).log() / (8 * 10**-quiet * (10**loud) ** 2).sqrt()).erf()
 
 
-def _variance_excess(variance: Any, case: Numbers) -> arb:
-    alpha, beta = 10 ** -case[0], 10 ** case[1]
-    one, two = _turned(case[2])
-    query = [beta * (a + b) for a, b in zip(one, two, strict=True)]
+def _variance_excess(variance: Formula, quiet: arb, loud: arb, turn: arb) -> arb:
+    alpha, beta = 10**-quiet, 10**loud
+    query = [beta * (a + b) for a, b in zip(*_turned(turn), strict=True)]
     # Each of the two keys moves by itself, each coordinate with variance α.
-    true = 2 * alpha * intervals.dot(query, query)
-    return abs(variance(alpha, beta) / true - 1)
+    return abs(variance(alpha, beta) / (2 * alpha * intervals.dot(query, query)) - 1)
 
 
-def _one_or_other(stretch: Stretch, case: Numbers) -> arb:
-    lengths = [intervals.ball(Fraction(c)) for c in stretch]
-    eps, n = case
+def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
     ratio = n / eps
     broken = []
-    for length, root in zip(lengths, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
-        first = (length * ratio.log()).exp()
+    for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
+        first = (intervals.ball(Fraction(length)) * ratio.log()).exp()
         weights = [term / (first + ratio + n - 2) for term in (first, ratio)]
         broken.append(abs(weights[0] / weights[1] / root - 1))
     return most(broken)
 
 
-def _within_reach(scaled: Scaled, case: Numbers) -> arb:
-    beta, x, _ = case
+def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
+    """Key a is X times its mean, which is turned by a part of a full turn."""
     stated = 1 / (1 + (beta * (1 - x)).exp())
     return (abs(x - 1) - arb(1) / 2).max(abs(intervals.softmax([beta * x, beta])[1] - stated))
 
 
-def _logistic_excess(scaled: Scaled, case: Numbers) -> arb:
-    weights = [interval_function(weight, 2) for weight in (scaled.weight_a, scaled.weight_b)]
-    spread = intervals.ball(Fraction(scaled.variance)).sqrt()
-    beta, x, turn = case
-    true = intervals.softmax([beta * x, beta])
+def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
+    weights = [interval_function(weight, 2)(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
     # Along its own mean, a covariance of ½μμᵀ has this variance.
     mean, _ = _turned(turn)
     along = intervals.dot(mean, mean) ** 2 / 2
-    chances = [intervals.normal_cdf((x - 1) / sigma) for sigma in (spread, along.sqrt())]
-    apart = [abs(weight(beta, x) - share) for weight, share in zip(weights, true, strict=True)]
-    return most([*apart, abs(chances[0] - chances[1])])
+    variances = intervals.ball(Fraction(scaled.variance)), along
+    chances = [intervals.normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
+    pairs = zip([*weights, chances[0]], [*intervals.softmax([beta * x, beta]), chances[1]], strict=True)
+    return most([abs(claimed - true) for claimed, true in pairs])
 
+
+_QUIET_AND_LOUD = {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)}
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "noise-isotropic": Falsifier(
-        {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)},
-        _still_averages,
-        _variance_excess,
-        reads="Two keys with orthonormal means, turned by a part of a full turn.",
-    ),
-    "noise-one-key-discrete": Falsifier({"ε": (0.01, 0.99), "n": (2, 1000)}, _one_or_other, whole=frozenset("n")),
-    "noise-one-key-gauss": Falsifier(
-        {"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)},
-        _within_reach,
-        _logistic_excess,
-        reads="Key a is X times its mean, which is turned by a part of a full turn.",
-    ),
+    "noise-isotropic": Falsifier(_QUIET_AND_LOUD, _still_averages, _variance_excess),
+    "noise-one-key-discrete": Falsifier({"ε": (0.01, 0.99), "n": range(2, 1001)}, _one_or_other),
+    "noise-one-key-gauss": Falsifier({"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)}, _within_reach, _logistic_excess),
 }

@@ -5,9 +5,10 @@ r"""How far apart the sinusoidal encodings of two positions are, in real numbers
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -21,7 +22,7 @@ from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, stored, whole
+from avow.theory.claims.random_search import Falsifier, stored
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded
 
 LAST = 4096
@@ -73,8 +74,7 @@ def stored_encoding(d: int, dtype: torch.dtype) -> Tensor:
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """To the nearest number of a narrower type, in float64: PyTorch goes by way of float32, and rounds twice."""
     form = torch.finfo(dtype)
-    _, exponent = torch.frexp(x)
-    spacing = torch.ldexp(torch.full_like(x, form.eps / 2), exponent).clamp(min=form.eps * form.tiny)
+    spacing = torch.ldexp(torch.full_like(x, form.eps / 2), torch.frexp(x)[1]).clamp(min=form.eps * form.tiny)
     return torch.round(x / spacing) * spacing
 
 
@@ -103,10 +103,8 @@ def nearest(d: int, dtype: torch.dtype) -> Nearest:
 
 
 def _picture() -> Table:
-    rows = []
-    for d in WIDTHS:
-        pairs = [nearest(d, dtype) for dtype in TYPES]
-        rows.append((d, *(f"{one.distance:.6g} (Δ = {one.step})" for one in pairs)))
+    nearest_pairs = {d: [nearest(d, dtype) for dtype in TYPES] for d in WIDTHS}
+    rows = [(d, *(f"{x.distance:.6g} (Δ = {x.step})" for x in pairs)) for d, pairs in nearest_pairs.items()]
     return Table(f"The smallest distance of two encodings, positions 0 to {LAST}", ("width", *map(named, TYPES)), rows)
 
 
@@ -136,52 +134,42 @@ def _picture() -> Table:
 )
 def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
     yield _equal_once_stored(encoding)
-    yield _no_such_position()
+    held = torch.tensor([256, 257]).to(torch.bfloat16)
+    says = (
+        "any width: positions 256 and 257 are one number in bfloat16, so encodings computed there from"
+        " positions are equal"
+    )
+    yield counterexample(bool(held[0] == held[1]), says, "bfloat16 itself", held=held.tolist())
     p, step, wave = (Symbol(name, real=True) for name in ("p", "Delta", "omega"))
     turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
     turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
     says = "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone"
     yield identity(turn, 4 * sympy.sin(step * wave / 2) ** 2, says, True)
-    yield _no_whole_period(encoding)
+    zeros = 2 * sympy.pi * Symbol("k", integer=True, nonzero=True) / encoding.frequency
+    if zeros.is_irrational is not True:
+        raise Unproved("the first wave may come round after a whole number of positions")
+    says = "sin(Δω_0/2) = 0 only at Δ = 2πk/ω_0, which is irrational for k ≠ 0: no whole Δ but 0"
+    yield Evidence("symbolic", says, {"zeros": sympy.latex(zeros)}, True)
     yield _first_pair(encoding.ball)
-    yield from _by_width()
+    for d in WIDTHS:
+        yield _smallest(d)
+    for dtype in TYPES:
+        # Entries are at most 1: each moves by at most eps/2.
+        least = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
+        says = f"width 64 in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
+        yield enclosed(partial(operator.gt, least, 1.4), says, True, at_least=intervals.lower(least))
 
 
 def _equal_once_stored(encoding: Encoding) -> Evidence:
-    def pair(p: int, dtype: torch.dtype) -> list[Fraction | float]:
-        return [
-            rounded(lambda: (p * encoding.ball()).sin(), dtype),
-            rounded(lambda: (p * encoding.ball()).cos(), dtype),
-        ]
+    def pair(p: int) -> list[Fraction | float]:
+        angles = [lambda: (p * encoding.ball()).sin(), lambda: (p * encoding.ball()).cos()]
+        return [rounded(angle, torch.bfloat16) for angle in angles]
 
-    first, second = (pair(p, torch.bfloat16) for p in encoding.twins)
-    apart = 2 * abs((arb(encoding.twins[1] - encoding.twins[0]) * encoding.ball() / 2).sin())
-    return counterexample(
-        first == second,
-        f"width 2: positions {encoding.twins[0]} and {encoding.twins[1]} have one and the same encoding in bfloat16",
-        "balls",
-        stored=[str(entry) for entry in first],
-        **{"apart in real numbers": apart.str(8)},
-    )
-
-
-def _no_such_position() -> Evidence:
-    held = torch.tensor([256, 257]).to(torch.bfloat16)
-    return counterexample(
-        bool(held[0] == held[1]),
-        "any width: positions 256 and 257 are one number in bfloat16, so encodings computed there from"
-        " positions are equal",
-        "bfloat16 itself",
-        held=held.tolist(),
-    )
-
-
-def _no_whole_period(encoding: Encoding) -> Evidence:
-    turns = Symbol("k", integer=True, nonzero=True)
-    if (2 * sympy.pi * turns / encoding.frequency).is_irrational is not True:
-        raise Unproved("the first wave may come round after a whole number of positions")
-    says = "sin(Δω_0/2) = 0 only at Δ = 2πk/ω_0, which is irrational for k ≠ 0: no whole Δ but 0"
-    return Evidence("symbolic", says, {"zeros": sympy.latex(2 * sympy.pi * turns / encoding.frequency)}, True)
+    one, two = encoding.twins
+    stored_pair, apart = pair(one), 2 * abs((arb(two - one) * encoding.ball() / 2).sin())
+    says = f"width 2: positions {one} and {two} have one and the same encoding in bfloat16"
+    facts = {"stored": [str(entry) for entry in stored_pair], "apart in real numbers": apart.str(8)}
+    return counterexample(stored_pair == pair(two), says, "balls", **facts)
 
 
 def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
@@ -189,48 +177,26 @@ def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
         half = wave() / 2
         apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
     closest = min(apart, key=lambda step: float(apart[step]))
-    least = apart[closest]
-    return enclosed(
-        lambda: (
-            closest == 710
-            and bool(abs(least - arb("6.03e-5")) < arb("5e-8"))
-            and all(bool(other >= least) or step == closest for step, other in apart.items())
-        ),
-        f"no two positions up to {last} apart are nearer in the first pair than these, 6.03e-5",
-        True,
-        step=closest,
-        distance=least.str(12),
-    )
+    least = apart.pop(closest)
 
+    def nearest() -> bool:
+        near = closest == 710 and bool(abs(least - arb("6.03e-5")) < arb("5e-8"))
+        return near and all(bool(other >= least) for other in apart.values())
 
-def _by_width() -> Iterator[Evidence]:
-    for d in WIDTHS:
-        yield _smallest(d)
-    for dtype in TYPES:
-        yield _apart_once_stored(64, dtype)
+    says = f"no two positions up to {last} apart are nearer in the first pair than these, 6.03e-5"
+    return enclosed(nearest, says, True, step=closest, distance=least.str(12))
 
 
 def _smallest(d: int) -> Evidence:
     real = distances(d)
     closest = min(range(LAST), key=lambda i: float(real[i]))
-    return enclosed(
-        lambda: all(bool(other > real[closest]) or i == closest for i, other in enumerate(real)),
-        f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it",
-        True,
-        step=closest + 1,
-        distance=real[closest].str(12),
-        **{named(dtype): nearest(d, dtype)._asdict() for dtype in TYPES},
-    )
 
+    def smallest() -> bool:
+        return all(bool(other > real[closest]) or i == closest for i, other in enumerate(real))
 
-def _apart_once_stored(d: int, dtype: torch.dtype) -> Evidence:
-    moved = 2 * arb(d).sqrt() * torch.finfo(dtype).eps / 2
-    least = min(distances(d), key=float) - moved
-    says = f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
-    return enclosed(lambda: bool(least > 1.4), says, True, at_least=intervals.lower(least))
-
-
-# Searches for counterexamples: the excess of a case over each statement.
+    says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
+    by_type = {named(dtype): nearest(d, dtype)._asdict() for dtype in TYPES}
+    return enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)
 
 
 def _later(position: int, turns: int, wave: arb) -> int:
@@ -238,37 +204,25 @@ def _later(position: int, turns: int, wave: arb) -> int:
     return position + round(float(2 * arb.pi() * turns / wave))
 
 
-def _stored(encoding: Encoding, case: Numbers) -> arb:
-    """Of width 2 in bfloat16, the coarsest that the statement speaks of."""
-
-    def pair(position: int) -> list[arb]:
-        angle = position * encoding.ball()
-        return [stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)]
-
-    first, turns = map(whole, case)
-    pairs = zip(pair(first), pair(_later(first, turns, encoding.ball())), strict=True)
-    return -most([abs(a - b) for a, b in pairs])
+def _stored(encoding: Encoding, first: int, turns: int) -> arb:
+    """p′ is p and so many turns of the first wave, rounded to a whole position."""
+    # Of width 2 in bfloat16, the coarsest that the statement speaks of.
+    angles = [p * encoding.ball() for p in (first, _later(first, turns, encoding.ball()))]
+    pairs = [[stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)] for angle in angles]
+    return -most([abs(a - b) for a, b in zip(*pairs, strict=True)])
 
 
-def _real(encoding: Encoding, case: Numbers) -> arb:
-    nearest = arb("6.028e-5")
+def _real(encoding: Encoding, first: int, turns: int) -> arb:
     # Stored, no entry of an encoding of width 64 moves by more than eps/2.
     moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
-    first, turns = map(whole, case)
     step = _later(first, turns, encoding.ball()) - first
-    waves = [encoding.ball(), *frequencies(64)[1:]]
-    apart = [2 * (step * wave / 2).sin() for wave in waves]
-    return (nearest - abs(apart[0])).max(arb("1.4") - intervals.norm(apart) + moved)
+    apart = [2 * (step * wave / 2).sin() for wave in (encoding.ball(), *frequencies(64)[1:])]
+    return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - intervals.norm(apart) + moved)
 
 
 # A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
+_POSITIONS = {"p": range(LAST + 1), "turns to p′": range(1, LAST * 7 // 44 + 1)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "sinusoid-distinct": Falsifier(
-        {"p": (0, LAST), "turns to p′": (1, LAST * 7 // 44)},
-        _stored,
-        _real,
-        whole=frozenset({"p", "turns to p′"}),
-        strict=True,
-        reads="p′ is p and so many turns of the first wave, rounded to a whole position.",
-    )
+    "sinusoid-distinct": Falsifier(_POSITIONS, _stored, _real, strict=True),
 }

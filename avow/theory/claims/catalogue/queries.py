@@ -18,12 +18,12 @@ import torch
 from flint import arb
 from sympy import Matrix, Rational, Symbol, exp, log, sqrt
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Unproved, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Formula, Unproved, claim
+from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
@@ -48,19 +48,15 @@ def tangent(amended: bool = False) -> Iterator[Evidence]:
 class Lengths(NamedTuple):
     """How far along k_1 the query goes: as stated for separation 1, and for separation r."""
 
-    stated: Any
-    general: Any
-
-
-def _copied(n: int, scale: float, cosine: float = 0.5) -> float:
-    """The weight on key 1 where n − 1 other unit keys have this cosine with it."""
-    return 1 / (1 + (n - 1) * math.exp(-scale * (1 - cosine)))
+    stated: Formula = lambda n, eps: 2 * log(n / eps)
+    general: Formula = lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)
 
 
 def _copy_separated_picture() -> Chart:
-    scales = [0.5 * i for i in range(61)]
-    series = {f"{n} keys": (scales, [_copied(n, scale) for scale in scales]) for n in (10, 100, 1000, 100000)}
-    return Chart("Other keys at distance 1: the weight copied", "length of the query", "weight on key 1", series)
+    # The other unit keys have a cosine of ½ with key 1.
+    weights = {f"{n} keys": lambda t, n=n: 1 / (1 + (n - 1) * math.exp(-t / 2)) for n in (10, 100, 1000, 100000)}
+    title, lengths = "Other keys at distance 1: the weight copied", [0.5 * i for i in range(61)]
+    return curves(title, "length of the query", "weight on key 1", lengths, weights)
 
 
 @claim(
@@ -72,13 +68,11 @@ def _copy_separated_picture() -> Chart:
     plain="Among unit keys that keep a distance of at least 1 from key 1, a query of length 2·ln(n/ε) along key 1 puts"
     " all but ε/(1+ε) of the weight on it.",
     assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1, any dimension", "for separation r: t = (2/r²)·ln((n−1)/ε)"),
-    subject=Lengths(stated=lambda n, eps: 2 * log(n / eps), general=lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)),
+    subject=Lengths(),
     sabotage={
-        "half as long": Lengths(lambda n, eps: log(n / eps), lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)),
-        "blind to how many keys there are": Lengths(
-            lambda n, eps: 2 * log(1 / eps), lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)
-        ),
-        "1/r in place of 1/r²": Lengths(lambda n, eps: 2 * log(n / eps), lambda n, eps, r: 2 / r * log((n - 1) / eps)),
+        "half as long": Lengths(stated=lambda n, eps: log(n / eps)),
+        "blind to how many keys there are": Lengths(stated=lambda n, eps: 2 * log(1 / eps)),
+        "1/r in place of 1/r²": Lengths(general=lambda n, eps, r: 2 / r * log((n - 1) / eps)),
     },
     picture=_copy_separated_picture,
     needs=("copy-gap",),
@@ -94,17 +88,22 @@ def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
     yield identity(apart.subs(cosine, inner), r**2 + slack, says)
     yield nonnegative(Rational(1, 2) - inner.subs(r, 1), "at distance 1 or more, ⟨k_1, k_i⟩ ≤ ½")
     yield nonnegative(t * (1 - inner) - t * r**2 / 2, "q = t·k_1 with t ≥ 0: every gap s_1 − s_i is at least t·r²/2")
-    for name, length, far in (
-        ("2·ln(n/ε)", lengths.stated(n, eps), 1),
-        ("(2/r²)·ln((n−1)/ε)", lengths.general(n, eps, r), r),
-    ):
+    stretches = {"2·ln(n/ε)": (lengths.stated(n, eps), 1), "(2/r²)·ln((n−1)/ε)": (lengths.general(n, eps, r), r)}
+    for name, (length, far) in stretches.items():
         yield nonnegative(length.subs(eps, below_one), f"t = {name} is not negative for ε < 1")
         others = (n - 1) * exp(-length * far**2 / 2)
         yield nonnegative(eps - others, f"t = {name}: n − 1 terms of at most e^(−t·r²/2) sum to at most ε")
     yield enough()
     along = lengths.stated(n, eps) * first
     yield identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
-    yield _copied_with_keys_at_sixty_degrees(1000, 100)
+
+    def weight() -> arb:
+        """Of a thousand keys with ε = 1/100, the others all at 60° to k_1."""
+        return 1 / (1 + 999 * (-arb(10**5).log()).exp())
+
+    facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight().str(12)}
+    says, promised = "the nearest keys allowed, all at 60° to k_1", Fraction(100, 101)
+    yield enclosed(lambda: weight() > intervals.ball(promised), says, False, **facts, promised=str(promised))
     yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
 
 
@@ -115,29 +114,13 @@ def enough(amended: bool = False) -> Evidence:
     return nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
 
 
-def _copied_with_keys_at_sixty_degrees(count: int, one_over_eps: int) -> Evidence:
-    def weight() -> arb:
-        length = 2 * (arb(count) * one_over_eps).log()
-        return 1 / (1 + (count - 1) * (-length / 2).exp())
-
-    least = Fraction(one_over_eps, one_over_eps + 1)
-    return enclosed(
-        lambda: weight() > intervals.ball(least),
-        "the nearest keys allowed, all at 60° to k_1",
-        n=count,
-        eps=1 / one_over_eps,
-        length=(2 * (arb(count) * one_over_eps).log()).str(12),
-        weight=weight().str(12),
-        promised=str(least),
-    )
-
-
 def _copy_shortest_picture() -> Chart:
+    lengths: dict[str, Function] = {
+        "2·ln(n/ε)": lambda n: 2 * math.log(n / 0.01),
+        "the shortest, orthonormal keys": lambda n: math.sqrt((n - 1) / n) * math.log((n - 1) / 0.01),
+    }
     counts = [2**i for i in range(1, 21)]
-    stated = [2 * math.log(n / 0.01) for n in counts]
-    shortest = [math.sqrt((n - 1) / n) * math.log((n - 1) / 0.01) for n in counts]
-    series = {"2·ln(n/ε)": (counts, stated), "the shortest, orthonormal keys": (counts, shortest)}
-    return Chart("How long a query must be to copy, ε = 0.01", "keys", "length", series, log_x=True)
+    return curves("How long a query must be to copy, ε = 0.01", "keys", "length", counts, lengths, log_x=True)
 
 
 @claim(
@@ -161,7 +144,7 @@ def _copy_shortest_picture() -> Chart:
     picture=_copy_shortest_picture,
     needs=("copy-gap",),
 )
-def copy_shortest(query: Any) -> Iterator[Evidence]:
+def copy_shortest(query: Formula) -> Iterator[Evidence]:
     on_first, on_others = query(n, eps, log)
     gap = log((n - 1) / eps)
     square = on_first**2 + (n - 1) * on_others**2
@@ -193,32 +176,20 @@ def copy_shortest(query: Any) -> Iterator[Evidence]:
         "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right",
     )
     for count in (10, 1000):
-        yield _shorter_query(query, count)
+        # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
+        along, against = query(arb(count), arb(999) / 100000, lambda x: x.log())
+        length = (along**2 + (count - 1) * against**2).sqrt()
+        weight = 1 / (1 + (count - 1) * (against - along).exp())
+        stated, promised = 2 * (arb(count) / (arb(1) / 100)).log(), 1 / (1 + arb(1) / 100)
+        says = f"{count} orthonormal keys: a query less than half as long copies as well"
+        facts = {"n": count, "eps": 0.01, "stated": stated.str(12), "shorter": length.str(12)}
+        facts |= {"times": (stated / length).str(8), "weight": weight.str(12)}
+        yield counterexample(bool(weight > promised) and bool(2 * length < stated), says, "balls", **facts)
     around_first = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5], [0.5, -(0.75**0.5)]], dtype=torch.float64)
     for name, keys in (("ten orthonormal keys", torch.eye(10)), ("keys around k_1 at 60°", around_first)):
         found = copy_query(keys, target=0, eps=0.01, shortest=True)
         says = f"the library's shortest query, {name}: proved to be so by weak duality"
         yield kept(found, says, length=found.norm, gap=found.gap)
-
-
-def _shorter_query(query: Any, count: int) -> Evidence:
-    # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
-    requested, promised = arb(999) / 100000, arb(1) / 100
-    on_first, on_others = query(arb(count), requested, lambda x: x.log())
-    length = (on_first**2 + (count - 1) * on_others**2).sqrt()
-    weight = 1 / (1 + (count - 1) * (on_others - on_first).exp())
-    stated = 2 * (arb(count) / promised).log()
-    return counterexample(
-        bool(weight > 1 / (1 + promised)) and bool(2 * length < stated),
-        f"{count} orthonormal keys: a query less than half as long copies as well",
-        "balls",
-        n=count,
-        eps=0.01,
-        stated=stated.str(12),
-        shorter=length.str(12),
-        times=(stated / length).str(8),
-        weight=weight.str(12),
-    )
 
 
 class Hull(NamedTuple):
@@ -229,16 +200,13 @@ class Hull(NamedTuple):
 
 
 def _copy_possible_picture() -> Chart:
-    lengths = [0.25 * i for i in range(81)]
-
-    def copied(target: float, length: float) -> float:
-        return 1 / (1 + math.exp(length * (1 - target)) + math.exp(-length * (1 + target)))
-
-    series = {
-        f"k_1 = {target:g} ({where})": (lengths, [copied(target, length) for length in lengths])
-        for target, where in ((1.5, "outside"), (1.0, "a corner taken twice"), (0.5, "inside"), (0.0, "the middle"))
+    targets = {"outside": 1.5, "a corner taken twice": 1.0, "inside": 0.5, "the middle": 0.0}
+    weights = {
+        f"k_1 = {k:g} ({where})": lambda t, k=k: 1 / (1 + math.exp(t * (1 - k)) + math.exp(-t * (1 + k)))
+        for where, k in targets.items()
     }
-    return Chart("Other keys at −1 and 1: what a longer query copies", "length of the query", "weight on key 1", series)
+    title, lengths = "Other keys at −1 and 1: what a longer query copies", [0.25 * i for i in range(81)]
+    return curves(title, "length of the query", "weight on key 1", lengths, weights)
 
 
 @claim(
@@ -266,17 +234,22 @@ def copy_possible(hull: Hull) -> Iterator[Evidence]:
     yield nonnegative(Rational(1, 3) - weight, "k_1 halfway between k_2 and k_3: α_1 ≤ ⅓ for every query")
     tried = [0, 1, 10, 1000]
     weights = [1 / (1 + arb(y * (1 - hull.target)).exp() + arb(-y * (1 + hull.target)).exp()) for y in tried]
-    yield counterexample(
-        all(bool(weight < 0.34) for weight in weights),
-        "k_2 = −1, k_3 = 1, k_1 = 0: no query copies",
-        "balls",
-        queries=tried,
-        weights=[weight.str(8) for weight in weights],
-        most="1/3",
-    )
+    says = "k_2 = −1, k_3 = 1, k_1 = 0: no query copies"
+    facts = {"queries": tried, "weights": [weight.str(8) for weight in weights], "most": "1/3"}
+    yield counterexample(all(bool(weight < 0.34) for weight in weights), says, "balls", **facts)
     yield from _inside(hull.share)
     yield from _outside()
-    yield _refused_with_its_combination()
+    keys = [(0, 0), (1, 0), (-2, 0), (0, 1)]
+    try:
+        copy_query(torch.tensor(keys, dtype=torch.float64), target=0, eps=0.01)
+    except InsideHull as refusal:
+        shares = refusal.weights
+    else:
+        raise Unproved("the library made a query for a key inside the hull of the others")
+    point = tuple(sum(share * key[axis] for share, key in zip(shares, keys, strict=True)) for axis in (0, 1))
+    holds = point == keys[0] and shares[0] == 0 and sum(shares) == 1 and min(shares) >= 0
+    says = "the library refuses a key inside the hull, with the combination: exact fractions"
+    yield rational(holds, says, True, combination=[str(share) for share in shares])
 
 
 def _inside(share: Symbol) -> Iterator[Evidence]:
@@ -318,29 +291,9 @@ def _outside() -> Iterator[Evidence]:
     yield rational(min(6 - sum(corner) for corner in [(0, 0), (4, 0), (0, 4)]) == 2, says, True, query="(1, 1)", gap=2)
 
 
-def _refused_with_its_combination() -> Evidence:
-    keys = [(0, 0), (1, 0), (-2, 0), (0, 1)]
-    try:
-        copy_query(torch.tensor(keys, dtype=torch.float64), target=0, eps=0.01)
-    except InsideHull as refusal:
-        shares = refusal.weights
-    else:
-        raise Unproved("the library made a query for a key inside the hull of the others")
-    point = tuple(sum(share * key[axis] for share, key in zip(shares, keys, strict=True)) for axis in (0, 1))
-    return rational(
-        point == keys[0] and shares[0] == 0 and sum(shares) == 1 and min(shares) >= 0,
-        "the library refuses a key inside the hull, with the combination: exact fractions",
-        True,
-        combination=[str(share) for share in shares],
-    )
-
-
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _separated(lengths: Lengths, case: Numbers) -> arb:
+def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
+    """Key i lies 20° + 160°·turn away from key 1, all of them of length 1."""
     stated, general = interval_function(lengths.stated, 2), interval_function(lengths.general, 3)
-    eps, *turns = case
     # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
     cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
     keys, apart = arb(len(turns) + 1), (2 - 2 * most(cosines)).sqrt()
@@ -352,24 +305,21 @@ def _separated(lengths: Lengths, case: Numbers) -> arb:
 
 
 @cache
-def _query_parts(query: Any) -> list[Callable[..., arb]]:
+def _query_parts(query: Formula) -> list[Callable[..., arb]]:
     return [interval_function(lambda n, eps, i=i: query(n, eps, log)[i], 2) for i in (0, 1)]
 
 
-def _shorter(query: Any, case: Numbers) -> arb:
-    first, others = _query_parts(query)
-    eps, n = case
+def _shorter(query: Formula, eps: arb, n: int) -> arb:
+    """n orthonormal keys, and the shorter query made for 0.999·ε."""
     # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
-    requested = eps * 999 / 1000
-    along, against = first(n, requested), others(n, requested)
+    along, against = (part(n, eps * 999 / 1000) for part in _query_parts(query))
     weight = 1 / (1 + (n - 1) * (against - along).exp())
     length = (along * along + (n - 1) * against * against).sqrt()
     return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
 
 
-def _uncopied(hull: Hull, case: Numbers) -> arb:
-    """Three keys on a line: what is missing to the weight wanted, with the best query that there is."""
-    eps, target, one, two = case[:4]
+def _uncopied(hull: Hull, eps: arb, target: arb, one: arb, two: arb, *_: arb) -> arb:
+    """Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃."""
     before, after = target - one.min(two), one.max(two) - target
     if not (before > 0 and after > 0):
         # Outside the others, or level with one: a longer query always gains.
@@ -379,8 +329,7 @@ def _uncopied(hull: Hull, case: Numbers) -> arb:
     return 1 / (1 + eps) - 1 / (1 + (after * y).exp() + (-before * y).exp())
 
 
-def _by_its_hull(hull: Hull, case: Numbers) -> arb:
-    eps, target, one, two, share, query = case
+def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: arb, query: arb) -> arb:
     own = 1 / (1 + (query * (1 - hull.target)).exp() + (-query * (1 + hull.target)).exp())
     # Shares of a convex combination are not negative.
     part = abs(share) if hull.share.is_nonnegative else share
@@ -393,14 +342,13 @@ def _by_its_hull(hull: Hull, case: Numbers) -> arb:
     return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
 
 
-_EPS = {"ε": (0.01, 0.99)}
+EPSILON: Ranges = {"ε": (0.01, 0.99)}
 
 
 def _average_picture() -> Chart:
-    ts = [10 ** (i / 10) for i in range(71)]
-    series = {f"{n} keys": (ts, [t / (2 * t + n - 2) for t in ts]) for n in (3, 100, 10000)}
-    title = "Averaging two of n orthonormal keys"
-    return Chart(title, "t, for q = ln(t)(k_a + k_b)", "each weight", series, log_x=True)
+    weights = {f"{n} keys": lambda t, n=n: t / (2 * t + n - 2) for n in (3, 100, 10000)}
+    title, ts = "Averaging two of n orthonormal keys", [10 ** (i / 10) for i in range(71)]
+    return curves(title, "t, for q = ln(t)(k_a + k_b)", "each weight", ts, weights, log_x=True)
 
 
 @claim(
@@ -418,7 +366,7 @@ def _average_picture() -> Chart:
     },
     picture=_average_picture,
 )
-def average_two(query: Any) -> Iterator[Evidence]:
+def average_two(query: Formula) -> Iterator[Evidence]:
     others = Symbol("j", integer=True, nonnegative=True)
     count = others + 2
     on = query(count, eps, log)
@@ -433,28 +381,17 @@ def average_two(query: Any) -> Iterator[Evidence]:
     yield nonnegative(spare.subs(eps, below_one), "half of the norm allowed")
     scores = query(arb(1000), arb(1) / 100, lambda x: x.log())
     weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
-    yield enclosed(
-        lambda: bool(weight > 1 / (2 + arb(1) / 100)),
-        "a thousand keys, ε = 0.01",
-        n=1000,
-        eps=0.01,
-        weight=weight.str(12),
-        norm=(scores[0] ** 2 + scores[1] ** 2).sqrt().str(12),
-    )
+    facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
+    yield enclosed(lambda: bool(weight > 1 / (2 + arb(1) / 100)), "a thousand keys, ε = 0.01", False, **facts)
     found = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
     yield kept(found, "the library's query for two of fifty keys", norm=found.norm)
 
 
 def _mixture_picture() -> Table:
-    target, keys = (0.5, 0.3, 0.2), 1000
-    rows = [
-        (
-            t,
-            *(round(w * math.exp(t) / (math.exp(t) + keys - 3), 6) for w in target),
-            (keys - 3) / (math.exp(t) + keys - 3),
-        )
-        for t in (5, 10, 15, 20)
-    ]
+    rows = []
+    for t in (5, 10, 15, 20):
+        whole = math.exp(t) + 1000 - 3
+        rows.append((t, *(round(w * math.exp(t) / whole, 6) for w in (0.5, 0.3, 0.2)), (1000 - 3) / whole))
     title = "Weights reached on three of 1000 orthonormal keys, asked for ½, 0.3, 0.2"
     return Table(title, ("t", "first", "second", "third", "distance from the target"), rows)
 
@@ -475,7 +412,7 @@ def _mixture_picture() -> Table:
     },
     picture=_mixture_picture,
 )
-def mixture_any(score: Any) -> Iterator[Evidence]:
+def mixture_any(score: Formula) -> Iterator[Evidence]:
     w, rest, t = Symbol("w", positive=True), Symbol("rho", positive=True), Symbol("t", real=True)
     outside = Symbol("j", integer=True, positive=True)
     yield identity(exp(score(t, w)), w * exp(t), "orthonormal keys: each key of S has e^s_i = w_i·e^t")
@@ -517,48 +454,28 @@ def _out_of_reach() -> Iterator[Evidence]:
     )
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _average(query: Any, case: Numbers) -> arb:
-    eps, count = case
+def _average(query: Formula, eps: arb, count: int) -> arb:
     scores = query(count, eps, lambda x: x.log())
     whole = scores[0].exp() + scores[1].exp() + (count - 2)
     return most([1 / (2 + eps) - score.exp() / whole for score in scores])
 
 
-def _mixture(score: Any, case: Numbers) -> arb:
+def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
+    """Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys."""
     reached = interval_function(score, 2)
-    t, outside, *parts = case
     targets = [part / total(parts) for part in parts]
     terms = [reached(t, target).exp() for target in targets]
     scale = t.exp() / (t.exp() + outside)
     return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
 
 
+_LINE = numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}
+_PARTS = {"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1)
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "copy-separated": Falsifier(
-        _EPS | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1),
-        _separated,
-        reads="Key i lies 20° + 160°·turn away from key 1, all of them of length 1.",
-    ),
-    "copy-shortest": Falsifier(
-        _EPS | {"n": (2, 200)},
-        _shorter,
-        whole=frozenset("n"),
-        reads="n orthonormal keys, and the shorter query made for 0.999·ε.",
-    ),
-    "copy-possible": Falsifier(
-        _EPS | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)},
-        _uncopied,
-        _by_its_hull,
-        reads="Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃.",
-    ),
-    "average-two": Falsifier({"ε": (0.01, 0.99), "n": (2, 200)}, _average, whole=frozenset("n")),
-    "mixture-any": Falsifier(
-        {"t": (-5, 10), "n−|S|": (0, 200)} | numbered("w₁ w₂ w₃", 0.01, 1),
-        _mixture,
-        whole=frozenset({"n−|S|"}),
-        reads="Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys.",
-    ),
+    "copy-separated": Falsifier(EPSILON | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1), _separated),
+    "copy-shortest": Falsifier(EPSILON | {"n": range(2, 201)}, _shorter),
+    "copy-possible": Falsifier(EPSILON | _LINE, _uncopied, _by_its_hull),
+    "average-two": Falsifier(EPSILON | {"n": range(2, 201)}, _average),
+    "mixture-any": Falsifier(_PARTS, _mixture),
 }

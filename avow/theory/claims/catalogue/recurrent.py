@@ -5,8 +5,8 @@ What holds for every step is shown by induction: the first step, and from any st
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -16,8 +16,8 @@ from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
 delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
@@ -26,8 +26,8 @@ delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
 class Forms(NamedTuple):
     """One step of each recurrence: from the state, the input x, W, U, b and the activation."""
 
-    h: Callable[..., Any] = lambda h, x, W, U, b, sigma: W * sigma(h) + U * x + b
-    g: Callable[..., Any] = lambda g, x, W, U, b, sigma: sigma(W * g + U * x + b)
+    h: Formula = lambda h, x, W, U, b, sigma: W * sigma(h) + U * x + b
+    g: Formula = lambda g, x, W, U, b, sigma: sigma(W * g + U * x + b)
 
 
 def _relu(v: Matrix) -> Matrix:
@@ -37,21 +37,16 @@ def _relu(v: Matrix) -> Matrix:
 def _states(forms: Forms, steps: int) -> list[tuple[Matrix, Matrix]]:
     """Both recurrences side by side in fractions, with a W that has no inverse."""
     W, U, b = Matrix([[0, 1], [0, 0]]), Matrix([[1, -1], [2, 1]]), Matrix([Rational(1, 2), -1])
-    h = Matrix([1, -2])
-    g = _relu(h)
-    states = [(h, g)]
+    states = [(Matrix([1, -2]), _relu(Matrix([1, -2])))]
     for t in range(steps):
-        x = Matrix([t - 1, Rational(1, t + 1)])
-        h, g = forms.h(h, x, W, U, b, _relu), forms.g(g, x, W, U, b, _relu)
-        states.append((h, g))
+        (h, g), x = states[-1], Matrix([t - 1, Rational(1, t + 1)])
+        states.append((forms.h(h, x, W, U, b, _relu), forms.g(g, x, W, U, b, _relu)))
     return states
 
 
 def _forms_picture() -> Table:
-    rows = [
-        [t, *(str(tuple(map(str, state))) for state in (h, _relu(h), g))]
-        for t, (h, g) in enumerate(_states(Forms(), 4))
-    ]
+    states = enumerate(_states(Forms(), 4))
+    rows = [[t, *(str(tuple(map(str, state))) for state in (h, _relu(h), g))] for t, (h, g) in states]
     return Table("Two recurrences, one network: σ(h) is g at every step", ("t", "h", "σ(h)", "g"), rows)
 
 
@@ -94,28 +89,27 @@ def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
 
 
 class Gradient(NamedTuple):
-    """The bound asked of WᵀW, the rate it promises, and a W to try it on, with δ = 9/10 and γ = 1."""
+    """The bound asked of WᵀW, the rate it promises, and a W to try it on, in tenths, with δ = 9/10 and γ = 1."""
 
-    largest: Callable[[Any, Any], Any]
-    rate: Callable[[Any], Any]
-    weights: tuple[tuple[int, ...], ...]  # tenths
-
-
-CONTRACTION = Gradient(
-    lambda delta, gamma: delta**2 / gamma**2, lambda delta: delta, ((3, -5, 2), (4, 3, -1), (-2, 4, 5))
-)
+    largest: Formula = lambda delta, gamma: delta**2 / gamma**2
+    rate: Formula = lambda delta: delta
+    weights: tuple[tuple[int, ...], ...] = ((3, -5, 2), (4, 3, -1), (-2, 4, 5))
 
 
-def jacobian(weights: arb_mat, start: list[arb], steps: int) -> arb_mat:
+CONTRACTION = Gradient()
+
+
+def jacobian(weights: arb_mat, start: Sequence[arb], steps: int) -> arb_mat:
     """:math:`\\partial h_T / \\partial h_0` of h_t = W tanh(h_{t-1}) + (½, …, ½), in balls."""
-    h = start
-    size = len(start)
-    product = arb_mat(size, size, [arb(int(i == j)) for i in range(size) for j in range(size)])
+
+    def diagonal(entries: Sequence[arb]) -> arb_mat:
+        return arb_mat([[x if i == j else arb(0) for j in range(len(start))] for i, x in enumerate(entries)])
+
+    h, product = start, diagonal([arb(1)] * len(start))
     for _ in range(steps):
         outs = [z.tanh() for z in h]
-        slopes = arb_mat(size, size, [1 - outs[i] ** 2 if i == j else arb(0) for i in range(size) for j in range(size)])
-        product = weights * slopes * product
-        h = [sum((weights[i, j] * outs[j] for j in range(size)), arb(0.5)) for i in range(size)]
+        product = weights * diagonal([1 - out**2 for out in outs]) * product
+        h = [x + arb(0.5) for x in (weights * _column(outs)).entries()]
     return product
 
 
@@ -131,16 +125,11 @@ def _shorter(matrix: arb_mat, square: arb) -> bool:
     return all(arb_mat([row[:k] for row in gap[:k]]).det() > 0 for k in range(1, size + 1))
 
 
-def _length(matrix: arb_mat) -> float:
-    """The Frobenius norm, to draw."""
-    return float(intervals.norm(matrix.entries()).mid())
-
-
 def _gradient_picture() -> Chart:
-    weights = tenths(CONTRACTION.weights)
-    steps = list(range(1, 25))
+    weights, steps = tenths(CONTRACTION.weights), list(range(1, 25))
     with intervals.precision(128):
-        lengths = [_length(jacobian(weights, [arb(0), arb(0), arb(0)], t)) for t in steps]
+        jacobians = [jacobian(weights, [arb(0)] * 3, t) for t in steps]
+        lengths = [float(intervals.frobenius(matrix).mid()) for matrix in jacobians]
     series = {"‖∂h_T/∂h_0‖ (Frobenius)": (steps, lengths), "√3 δ^T": (steps, [3**0.5 * 0.9**t for t in steps])}
     return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
 
@@ -166,17 +155,16 @@ def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
     yield from _one_step_contracts(gradient.largest(delta, gamma), gradient.rate(delta))
     says = "∂h_0/∂h_0 = I has norm 1 and every step multiplies it by at most δ: at most δ^T after T"
     yield induction(lambda n: gradient.rate(delta) ** n, 0, 1, lambda length, n: gradient.rate(delta) * length, says)
-    weights = tenths(gradient.weights)
+    weights, start = tenths(gradient.weights), [arb(0)] * len(gradient.weights)
     says = "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)"
     yield enclosed(lambda: _shorter(weights, arb(fmpq(81, 100))), says)
+
+    def short(steps: int) -> bool:
+        return _shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps))
+
     for steps in (1, 5, 20):
-        short = functools.partial(_keeps_rate, weights, steps)
-        yield enclosed(short, f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors")
-
-
-def _keeps_rate(weights: arb_mat, steps: int) -> bool:
-    start = [arb(0)] * weights.nrows()
-    return _shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps))
+        says = f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors"
+        yield enclosed(partial(short, steps), says)
 
 
 def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:
@@ -198,12 +186,9 @@ def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Itera
 class Explosion(NamedTuple):
     """W that is long and yet kills the gradient, where a unit w starts, and the size the amendment says is needed."""
 
-    nilpotent: Matrix
-    start: int
-    needed: Callable[[Any], Any]
-
-
-NO_EXPLOSION = Explosion(Matrix([[0, 2], [0, 0]]), 3, lambda gamma: 1 / gamma)
+    nilpotent: Matrix = Matrix([[0, 2], [0, 0]])
+    start: int = 3
+    needed: Formula = lambda gamma: 1 / gamma
 
 
 def _unit_gradient(start: int, steps: int) -> arb:
@@ -239,11 +224,11 @@ def _explosion_picture() -> Chart:
     amended_plain="A largest singular value above 1/γ is necessary for the gradient to explode, and not sufficient: a"
     " nilpotent W or a saturated activation kills it.",
     assumptions=("h_t = Wσ(h_{t−1}) + Ux_t + b", "σ is differentiable and works entry by entry", "any dimension"),
-    subject=NO_EXPLOSION,
+    subject=Explosion(),
     sabotage={
-        "a W that does explode": NO_EXPLOSION._replace(nilpotent=Matrix([[2, 0], [0, 2]])),
-        "a unit that is not saturated": NO_EXPLOSION._replace(start=0),
-        "2/γ in place of 1/γ": NO_EXPLOSION._replace(needed=lambda gamma: 2 / gamma),
+        "a W that does explode": Explosion(nilpotent=Matrix([[2, 0], [0, 2]])),
+        "a unit that is not saturated": Explosion(start=0),
+        "2/γ in place of 1/γ": Explosion(needed=lambda gamma: 2 / gamma),
     },
     picture=_explosion_picture,
     needs=("rnn-vanishing",),
@@ -253,52 +238,39 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     a, b, c, d = (Symbol(name, real=True) for name in "abcd")
     product = W * diag(a, b) * W * diag(c, d)
     largest = max((W.T * W).eigenvals())
-    yield counterexample(
-        largest > 1 and product == sympy.zeros(2, 2),
-        "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has",
-        "SymPy",
-        largest_eigenvalue=str(largest),
-        gradient=str(product.tolist()),
-    )
+    says = "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has"
+    facts = {"largest_eigenvalue": str(largest), "gradient": str(product.tolist())}
+    yield counterexample(largest > 1 and product == sympy.zeros(2, 2), says, "SymPy", **facts)
     with intervals.precision(256):
         length = abs(_unit_gradient(explosion.start, 20))
-    yield counterexample(
-        bool(length < arb(10) ** -20),
-        f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20",
-        "balls",
-        gradient=length.str(5),
+    says = (
+        f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20"
     )
+    yield counterexample(bool(length < arb(10) ** -20), says, "balls", gradient=length.str(5))
     yield from _one_step_contracts(explosion.needed(gamma) ** 2, 1, amended=True)
     before, step = (1 / (1 + Symbol(name, nonnegative=True)) for name in ("x", "y"))
     says = "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer"
     yield nonnegative(1 - step * before, says, True)
-    yield from _either_way()
-
-
-def _either_way() -> Iterator[Evidence]:
-    """One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3."""
+    # One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3.
     z = Symbol("z", real=True)
     unit = 3 * sympy.tanh(z)
     yield identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
     says = "where its slope is 3: the gradient is 3^T, and explodes"
     yield induction(lambda n: 3**n, 0, 1, lambda length, n: sympy.diff(unit, z).subs(z, 0) * length, says, amended=True)
 
-    def held(h: arb) -> bool:
+    def stays(h: arb) -> bool:
         out = h.tanh()
         return bool(3 * out > arb("2.9")) and bool(3 * out < 3) and bool(3 * (1 - out * out) < arb("0.1"))
 
     says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
-    yield cover(held, [(2.9, 3.0)], says, amended=True)
+    yield cover(stays, [(2.9, 3.0)], says, amended=True)
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _column(entries: Numbers) -> arb_mat:
+def _column(entries: Sequence[arb]) -> arb_mat:
     return arb_mat([[entry] for entry in entries])
 
 
-def _square(entries: Numbers) -> arb_mat:
+def _square(entries: Sequence[arb]) -> arb_mat:
     return arb_mat([[*entries[:2]], [*entries[2:]]])
 
 
@@ -306,7 +278,8 @@ def _tanh(v: arb_mat) -> arb_mat:
     return _column([entry.tanh() for entry in v.entries()])
 
 
-def _forms(forms: Forms, case: Numbers) -> arb:
+def _forms(forms: Forms, *case: arb) -> arb:
+    """Three steps with tanh, the input turning its sign."""
     W, U = _square(case[:4]), _square(case[4:8])
     b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
     g, apart = _tanh(h), []
@@ -317,27 +290,23 @@ def _forms(forms: Forms, case: Numbers) -> arb:
     return most(apart)
 
 
-def _longest(entries: Numbers) -> arb:
-    """The largest singular value of a matrix of two rows and columns."""
+def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
+    """The matrix of these entries, its largest singular value as asked for."""
     a, b, c, d = entries
     # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
-    return (intervals.norm([a + d, b - c]) + intervals.norm([a - d, b + c])) / 2
+    longest = (intervals.norm([a + d, b - c]) + intervals.norm([a - d, b + c])) / 2
+    return _square([entry * largest / longest for entry in entries])
 
 
-def _scaled(entries: Numbers, largest: arb) -> arb_mat:
-    """The matrix of these entries, as long as asked for."""
-    return _square([entry * largest / _longest(entries) for entry in entries])
-
-
-def _grown(product: arb_mat, direction: Numbers) -> arb:
+def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
     """How much longer a direction becomes: no more than the matrix's own length."""
     return intervals.norm((product * _column(direction)).entries()) / intervals.norm(direction)
 
 
-def _vanishing(gradient: Gradient, case: Numbers) -> arb:
+def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
+    """σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v."""
     largest, rate = interval_function(gradient.largest, 2), interval_function(gradient.rate, 1)
     example, tenth = tenths(gradient.weights), arb(9) / 10
-    delta, gamma, share, *rest = case
     entries, start, direction = rest[:4], rest[4:6], rest[6:]
     # σ = γ·tanh has slopes of at most γ; its γ goes into the product with W.
     weights = _scaled(entries, share * largest(delta, gamma).sqrt() * gamma)
@@ -349,40 +318,25 @@ def _vanishing(gradient: Gradient, case: Numbers) -> arb:
     return most(broken)
 
 
-def _explodes(explosion: Explosion, case: Numbers) -> arb:
-    _, share, *rest = case
+def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
+    """As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ."""
     # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
     product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
     # A gradient that explodes is longer after twenty steps than before the first.
     return 1 - intervals.norm(product.entries())
 
 
-def _needs(explosion: Explosion, case: Numbers) -> arb:
-    needed = interval_function(explosion.needed, 1)
-    gamma, share, *rest = case
-    weights = _scaled(rest[:4], share * needed(gamma) * gamma)
+def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:
+    weights = _scaled(rest[:4], share * explosion.needed(gamma) * gamma)
     return most([_grown(jacobian(weights, rest[4:6], steps), rest[6:]) - 1 for steps in (1, 2, 4)])
 
 
 # Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
 _WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
-_GAMMA = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
+_GAMMA: Ranges = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "rnn-two-forms": Falsifier(
-        numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2),
-        _forms,
-        reads="Three steps with tanh, the input turning its sign.",
-    ),
-    "rnn-vanishing": Falsifier(
-        {"δ": (0.05, 0.99)} | _GAMMA | _WALK,
-        _vanishing,
-        reads="σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v.",
-    ),
-    "rnn-exploding": Falsifier(
-        _GAMMA | _WALK,
-        _explodes,
-        _needs,
-        reads="As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ.",
-    ),
+    "rnn-two-forms": Falsifier(numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2), _forms),
+    "rnn-vanishing": Falsifier({"δ": (0.05, 0.99)} | _GAMMA | _WALK, _vanishing),
+    "rnn-exploding": Falsifier(_GAMMA | _WALK, _explodes, _needs),
 }

@@ -6,19 +6,21 @@ r"""What a network of ReLUs can be: a line, a square on [0, 1] from one layer or
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
 from sympy import Rational, Symbol, cos, log, sin, sqrt
 
-from avow.core.chart import Chart, Table
+from avow.core.chart import Chart, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, numbered, whole
+from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.theory.claims.random_search import Falsifier, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
@@ -34,21 +36,18 @@ def relu(z: Any) -> Any:
 def evaluated(layers: Layers, x: Fraction) -> Fraction:
     """A network at a point, in fractions."""
     values = [x]
-    for rows, bias in layers[:-1]:
-        values = [relu(_affine(row, values, shift)) for row, shift in zip(rows, bias, strict=True)]
-    return _affine(layers[-1].rows[0], values, layers[-1].bias[0])
-
-
-def _affine(row: tuple[Fraction, ...], values: list[Fraction], shift: Fraction) -> Fraction:
-    return sum((weight * value for weight, value in zip(row, values, strict=True)), shift)
+    for number, (rows, bias) in enumerate(layers, start=1):
+        sums = [sum(map(operator.mul, row, values), shift) for row, shift in zip(rows, bias, strict=True)]
+        values = sums if number == len(layers) else [relu(z) for z in sums]
+    return values[0]
 
 
 class Units(NamedTuple):
     """Weights w_0, biases b_0 and output weights w_1 as functions of the line's m and b."""
 
-    weights: Callable[[Any, Any], list[Any]]
-    biases: Callable[[Any, Any], list[Any]]
-    outs: Callable[[Any, Any], list[Any]]
+    weights: Formula
+    biases: Formula
+    outs: Formula
 
     def at(self, m: Any, b: Any, x: Any) -> Any:
         """The network at x."""
@@ -61,13 +60,6 @@ OUTPUT_SLOPE = Units(lambda m, b: [1, 1], lambda m, b: [0, 0], lambda m, b: [m, 
 TWO_UNITS = Units(lambda m, b: [m, -m], lambda m, b: [b, -b], lambda m, b: [1, -1])
 
 
-class Lines(NamedTuple):
-    """The network as stated and as amended."""
-
-    stated: Units
-    amended: Units
-
-
 def cut(amended: bool = False) -> Iterator[Evidence]:
     """The ReLU's formula is the ReLU."""
     size = Symbol("p", nonnegative=True)
@@ -76,14 +68,9 @@ def cut(amended: bool = False) -> Iterator[Evidence]:
 
 
 def _lines_picture(units: Units, name: str) -> Chart:
-    xs = [Fraction(i, 10) for i in range(-30, 31)]
-    series = {
-        "x + 1": [x + 1 for x in xs],
-        name: [units.at(Fraction(1), Fraction(1), x) for x in xs],
-        "two units": [TWO_UNITS.at(Fraction(1), Fraction(1), x) for x in xs],
-    }
-    drawn = {label: ([float(x) for x in xs], [float(y) for y in ys]) for label, ys in series.items()}
-    return Chart("The line x + 1 and networks said to be it", "x", "f(x)", drawn)
+    heights: Any = {"x + 1": lambda x: x + 1, name: partial(units.at, 1, 1), "two units": partial(TWO_UNITS.at, 1, 1)}
+    xs: Any = [Fraction(i, 10) for i in range(-30, 31)]
+    return curves("The line x + 1 and networks said to be it", "x", "f(x)", xs, heights)
 
 
 @claim(
@@ -97,15 +84,15 @@ def _lines_picture(units: Units, name: str) -> Chart:
     amended_plain="One unit gives 0 wherever the line is negative. Two units, one for each sign, subtracted, are the"
     " line everywhere.",
     assumptions=("real arithmetic", "any real m, b and x"),
-    subject=Lines(ONE_UNIT, TWO_UNITS),
+    subject=Versions(ONE_UNIT, TWO_UNITS),
     sabotage={
-        "two units added": Lines(ONE_UNIT, TWO_UNITS._replace(outs=lambda m, b: [1, 1])),
-        "the same bias twice": Lines(ONE_UNIT, TWO_UNITS._replace(biases=lambda m, b: [b, b])),
-        "a network that is right to begin with": Lines(TWO_UNITS, TWO_UNITS),
+        "two units added": Versions(ONE_UNIT, TWO_UNITS._replace(outs=lambda m, b: [1, 1])),
+        "the same bias twice": Versions(ONE_UNIT, TWO_UNITS._replace(biases=lambda m, b: [b, b])),
+        "a network that is right to begin with": Versions(TWO_UNITS, TWO_UNITS),
     },
     picture=lambda: _lines_picture(ONE_UNIT, "one unit"),
 )
-def relu_linear_a(lines: Lines) -> Iterator[Evidence]:
+def relu_linear_a(lines: Versions) -> Iterator[Evidence]:
     one, zero = Fraction(1), Fraction(0)
     value = lines.stated.at(one, zero, -one)
     says = "m = 1, b = 0, x = −1: the line is −1"
@@ -150,10 +137,10 @@ WIDE = {Fraction(1, 100): 4, Fraction(1, 1000): 11, Fraction(1, 10**4): 35, Frac
 class Hinges(NamedTuple):
     """One layer of K units for x², in n = 2K + 1: unit i is σ(weight·x + offset), all with one output weight."""
 
-    weight: Callable[[Any], Any] = lambda n: n
-    offset: Callable[[Any], Any] = lambda i: 1 - 2 * i
-    out: Callable[[Any], Any] = lambda n: 4 / n**2
-    bias: Callable[[Any], Any] = lambda n: 1 / (2 * n**2)
+    weight: Formula = lambda n: n
+    offset: Formula = lambda i: 1 - 2 * i
+    out: Formula = lambda n: 4 / n**2
+    bias: Formula = lambda n: 1 / (2 * n**2)
     units: Mapping[Fraction, int] = WIDE
 
     def layers(self, units: int) -> Layers:
@@ -196,7 +183,10 @@ def _square_picture() -> Chart:
 )
 def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
     yield from _within(network)
-    yield from _any_eps()
+    r, more = Symbol("r", positive=True), Symbol("s", nonnegative=True)
+    eps_, width = r**2 / 8, 1 / r + more
+    says = "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε"
+    yield nonnegative(sympy.expand(2 * eps_ * (2 * width + 1) ** 2 - 1), says)
     yield from _no_better()
     yield from _pieces()
     for eps, units in network.units.items():
@@ -211,9 +201,8 @@ def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
 
 def _within(network: Hinges) -> Iterator[Evidence]:
     """On every piece the error is −cos(2θ)/(2n²)."""
-    n, units = Symbol("n", integer=True, positive=True), Symbol("K", integer=True, positive=True)
-    i, j = Symbol("i", integer=True, nonnegative=True), Symbol("j", integer=True, positive=True)
-    theta = Symbol("theta", real=True)
+    n, units, j = (Symbol(name, integer=True, positive=True) for name in "nKj")
+    i, theta = Symbol("i", integer=True, nonnegative=True), Symbol("theta", real=True)
     knot = -network.offset(j) / network.weight(n)
     yield identity(knot, (2 * j - 1) / n, "unit j wakes at (2j − 1)/n")
     offsets = sympy.summation(network.offset(j), (j, 1, i))
@@ -225,13 +214,6 @@ def _within(network: Hinges) -> Iterator[Evidence]:
     yield identity(where**2 - value, -cos(2 * theta) / (2 * n**2), says)
     yield nonnegative(1 - cos(2 * theta), "cos(2θ) ≤ 1")
     yield nonnegative(1 + cos(2 * theta), "cos(2θ) ≥ −1: the error is at most 1/(2n²), and is that at θ = 0")
-
-
-def _any_eps() -> Iterator[Evidence]:
-    r, more = Symbol("r", positive=True), Symbol("s", nonnegative=True)
-    eps, units = r**2 / 8, 1 / r + more
-    says = "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε"
-    yield nonnegative(sympy.expand(2 * eps * (2 * units + 1) ** 2 - 1), says)
 
 
 def _no_better() -> Iterator[Evidence]:
@@ -291,16 +273,14 @@ DEEP = {Fraction(1, 100): 8, Fraction(1, 1000): 11, Fraction(1, 10**4): 17, Frac
 class Sawtooth(NamedTuple):
     """The deep network: the tooth from its two units' outputs, what f_k takes of g_k, the units of m layers."""
 
-    tooth: Callable[[Any, Any], Any] = lambda a, b: 2 * a - 4 * b
-    share: Callable[[Any], Any] = lambda k: Rational(1, 4) ** k
-    units: Callable[[Any], Any] = lambda m: 3 * m - 1
+    tooth: Formula = lambda a, b: 2 * a - 4 * b
+    share: Formula = lambda k: Rational(1, 4) ** k
+    units: Formula = lambda m: 3 * m - 1
 
 
 def _deep_picture() -> Table:
-    rows = []
-    for eps, wide in WIDE.items():
-        network = relu_square(eps, deep=True)
-        rows.append([f"{float(eps):g}", wide, network.units, network.depth, str(network.exact_error)])
+    networks = {eps: relu_square(eps, deep=True) for eps in WIDE}
+    rows = [[f"{float(eps):g}", WIDE[eps], x.units, x.depth, str(x.exact_error)] for eps, x in networks.items()]
     headings = ("ε", "units in one layer", "units, deep", "layers", "deep error, exactly")
     return Table("x² on [0, 1] to within ε", headings, rows)
 
@@ -331,7 +311,13 @@ def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:
     says = "g, g − ½ and f in every layer, but no f in the first: 3m − 1 units"
     yield identity(network.units(m), 2 + 3 * (m - 1), says)
     for depth in (1, 2, 3, 4):
-        yield _library_sawtooth(depth)
+        layers, worst = sawtooth(depth), Fraction(1, 4 ** (depth + 1))
+        grid = [Fraction(i, 2 ** (depth + 1)) for i in range(2 ** (depth + 1) + 1)]
+        errors = [evaluated(layers, x) - x * x for x in grid]
+        says = (
+            f"the library's {depth} layers are x² at every multiple of 2^-{depth}, and 4^-{depth + 1} above in between"
+        )
+        yield rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says, error=worst)
     for eps, units in DEEP.items():
         depth = next(m for m in range(1, 99) if Fraction(1, 4 ** (m + 1)) <= eps)
         says = f"ε = {eps}: the least m with 4^-(m+1) ≤ ε has {units} units"
@@ -381,15 +367,6 @@ def _off_by_a_quarter() -> Iterator[Evidence]:
     yield nonnegative((u - Rational(1, 2)) ** 2 / 4**m, says)
 
 
-def _library_sawtooth(depth: int) -> Evidence:
-    layers = sawtooth(depth)
-    grid = [Fraction(i, 2 ** (depth + 1)) for i in range(2 ** (depth + 1) + 1)]
-    errors = [evaluated(layers, x) - x * x for x in grid]
-    worst = Fraction(1, 4 ** (depth + 1))
-    says = f"the library's {depth} layers are x² at every multiple of 2^-{depth}, and 4^-{depth + 1} above in between"
-    return rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says, error=worst)
-
-
 def _fewer_than_one_layer() -> Iterator[Evidence]:
     """With ε = 4^-y: at most 3y − 1 deep units against at least (2^y/√2 − 1)/2 of one layer."""
     y, d, z = Symbol("y", positive=True), Symbol("d", nonnegative=True), Symbol("z", nonnegative=True)
@@ -411,19 +388,14 @@ eps = Symbol("varepsilon", positive=True)
 class Growth(NamedTuple):
     """What a network is to follow on the whole line."""
 
-    function: Callable[[Any], Any]
+    function: Formula
     name: str
 
 
 def _line_picture() -> Chart:
-    network = hinges(11)
-    xs = [Fraction(i, 20) for i in range(-40, 61)]
-    drawn = {
-        "x²": [float(x * x) for x in xs],
-        "11 units, within 1e-3 on [0, 1]": [float(evaluated(network, x)) for x in xs],
-    }
-    series = {name: ([float(x) for x in xs], ys) for name, ys in drawn.items()}
-    return Chart("Beyond its last kink a network is a straight line", "x", "f(x)", series)
+    heights: Any = {"x²": lambda x: x * x, "11 units, within 1e-3 on [0, 1]": partial(evaluated, hinges(11))}
+    xs: Any = [Fraction(i, 20) for i in range(-40, 61)]
+    return curves("Beyond its last kink a network is a straight line", "x", "f(x)", xs, heights)
 
 
 @claim(
@@ -467,85 +439,55 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
             )
 
 
-# Searches for counterexamples: the excess of a case over each statement.
+def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
+    return abs(units.at(m, b, x) - (m * x + b))
 
 
-def _line(units: Units, case: Numbers) -> arb:
-    return abs(units.at(*case) - (case[0] * case[2] + case[1]))
+def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
+    """K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
 
-
-def _hinges(network: Hinges, case: Numbers) -> arb:
-    promised = list(network.units.items())
-
-    def off(units: int, x: arb) -> arb:
+    def off(units: int) -> arb:
         n = arb(2 * units + 1)
         awake = total(relu(network.weight(n) * x + network.offset(i)) for i in range(1, units + 1))
         return abs(network.out(n) * awake + network.bias(n) - x * x)
 
-    units, which, x, *one = case
-    eps, enough = promised[whole(which)]
-    return most(
-        [
-            off(whole(units), x) - 1 / (2 * (2 * units + 1) ** 2),
-            off(enough, x) - intervals.ball(eps),
-            arb(1) / 18 - _farthest(*one),
-        ]
-    )
+    eps, enough = list(network.units.items())[which]
+    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - intervals.ball(eps)]
+    return most([*broken, arb(1) / 18 - _farthest(*one)])
 
 
 def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
     """The largest distance of one unit to x² on [0, 1]: at an end, at its kink, or where the slopes agree."""
-
-    def inside(x: arb) -> arb:
-        return x.max(arb(0)).min(arb(1))
-
-    kink, level = -bias / weight, out * weight / 2
-    return most(
-        [abs(out * relu(weight * x + bias) + shift - x * x) for x in (arb(0), arb(1), *map(inside, (kink, level)))]
-    )
+    inside = [x.max(arb(0)).min(arb(1)) for x in (arb(0), arb(1), -bias / weight, out * weight / 2)]
+    return most([abs(out * relu(weight * x + bias) + shift - x * x) for x in inside])
 
 
-def _sawtooth(network: Sawtooth, case: Numbers) -> arb:
-    depth, x = whole(case[0]), case[1]
+def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
     tooth = value = x
     for k in range(1, depth + 1):
         tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
-        share = network.share(k)
-        value = value - intervals.ball(Fraction(int(share.p), int(share.q))) * tooth
+        value = value - intervals.ball(Fraction(network.share(k))) * tooth
     units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
     return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
 
 
-def _everywhere(target: Growth, case: Numbers) -> arb:
-    kinks, reach, eps, x = case
-    # A network through the target at 0 and at some points to either side, beyond which it is straight.
-    step, here = reach / kinks, target.function(arb(0))
-    network = here
+def _everywhere(target: Growth, kinks: int, reach: arb, eps: arb, x: arb) -> arb:
+    """A network through the target at 0 and at points up to the reach on either side."""
+    step, network = reach / kinks, target.function(arb(0))
     for side in (1, -1):
-        heights = [target.function(side * i * step) for i in range(whole(kinks) + 1)]
+        heights = [target.function(side * i * step) for i in range(kinks + 1)]
         slopes = [arb(0), *((b - a) / step for a, b in itertools.pairwise(heights))]
-        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(whole(kinks)))
+        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(kinks))
     return abs(network - target.function(x)) - eps
 
 
+_UNITS = {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2)
+_LINE = {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "relu-linear-a": Falsifier(
-        numbered("m b x", -3, 3),
-        lambda lines, case: _line(lines.stated, case),
-        lambda lines, case: _line(lines.amended, case),
-    ),
+    "relu-linear-a": Falsifier(numbered("m b x", -3, 3), *of_versions(_line)),
     "relu-linear-b": Falsifier(numbered("m b x", -3, 3), _line),
-    "relu-square": Falsifier(
-        {"K": (1, 40), "ε, of four": (0, 3), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2),
-        _hinges,
-        whole=frozenset({"K", "ε, of four"}),
-        reads="K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁.",
-    ),
-    "relu-square-deep": Falsifier({"m": (1, 8), "x": (0, 1)}, _sawtooth, whole=frozenset("m")),
-    "relu-square-line": Falsifier(
-        {"kinks a side": (1, 8), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)},
-        _everywhere,
-        whole=frozenset({"kinks a side"}),
-        reads="A network through the target at 0 and at points up to the reach on either side.",
-    ),
+    "relu-square": Falsifier(_UNITS, _hinges),
+    "relu-square-deep": Falsifier({"m": range(1, 9), "x": (0, 1)}, _sawtooth),
+    "relu-square-line": Falsifier(_LINE, _everywhere),
 }

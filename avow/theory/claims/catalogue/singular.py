@@ -8,8 +8,8 @@ Everything is shown for matrices of every size: products of symbols whose sizes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import sympy
 import torch
@@ -19,8 +19,8 @@ from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, Symbol, sq
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rational, same_product
 
 n, d, r, k = sympy.symbols("n d r k", integer=True, positive=True)
@@ -29,10 +29,10 @@ U, S, W = MatrixSymbol("U", n, r), MatrixSymbol("Sigma", r, r), MatrixSymbol("W"
 EXISTS = "every real matrix has a singular value decomposition"
 
 
-def _spectrum(keys: int = 64, dim: int = 8) -> list[float]:
-    """Singular values of a softmax matrix of Gaussian queries and keys."""
-    q, keys_ = torch.randn(2, keys, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
-    values: list[float] = torch.linalg.svdvals(torch.softmax(q @ keys_.T / dim**0.5, -1)).tolist()
+def _spectrum() -> list[float]:
+    """Singular values of a softmax matrix of 64 Gaussian queries and keys in 8 dimensions."""
+    q, keys = torch.randn(2, 64, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+    values: list[float] = torch.linalg.svdvals(torch.softmax(q @ keys.T / 8**0.5, -1)).tolist()
     return values
 
 
@@ -47,9 +47,9 @@ def _turned() -> tuple[sympy.Matrix, tuple[int, int]]:
 
 def _energy_picture() -> Table:
     matrix, values = _turned()
-    rows = [[str(matrix[row, 0]), str(matrix[row, 1])] for row in range(2)]
-    total = sum(entry**2 for entry in matrix)
-    rows += [["sum of squares of entries", str(total)], ["sum of squares of σ", str(sum(x**2 for x in values))]]
+    rows = [[str(entry) for entry in matrix.row(i)] for i in (0, 1)]
+    rows.append(["sum of squares of entries", str(sum(entry**2 for entry in matrix))])
+    rows.append(["sum of squares of σ", str(sum(x**2 for x in values))])
     return Table("diag(3, 2) between two rotations", ["", ""], rows)
 
 
@@ -64,7 +64,7 @@ def _energy_picture() -> Table:
     sabotage={"singular values, not their squares": lambda sigma: sigma, "half of it": lambda sigma: sigma**2 / 2},
     picture=_energy_picture,
 )
-def svd_energy(energy: Callable[[Any], Any]) -> Iterator[Evidence]:
+def svd_energy(energy: Formula) -> Iterator[Evidence]:
     a, b, sigma = IndexedBase("a", real=True), IndexedBase("b", real=True), IndexedBase("sigma", nonnegative=True)
     A = U * S * W.T
     inside = (A.T * A).doit().subs(U.T * U, Identity(r))
@@ -77,20 +77,17 @@ def svd_energy(energy: Callable[[Any], Any]) -> Iterator[Evidence]:
     yield identity(Sum(energy(sigma[i]), (i, 1, r)), diagonal, "Σ is diagonal: tr(ΣᵀΣ) is the sum of σ_i·σ_i")
     matrix, values = _turned()
     total = sum(entry**2 for entry in matrix)
-    yield rational(
-        sum(energy(sympy.Integer(x)) for x in values) == total,
-        "on a matrix of fractions whose singular values are 3 and 2",
-        matrix=[str(entry) for entry in matrix],
-        squares=total,
-    )
+    says = "on a matrix of fractions whose singular values are 3 and 2"
+    facts = {"matrix": [str(entry) for entry in matrix], "squares": total}
+    yield rational(sum(energy(sympy.Integer(x)) for x in values) == total, says, False, **facts)
 
 
-def _kth_picture() -> Chart:
+def _held_picture(title: str, axis: str, height: str, names: tuple[str, str], first: int) -> Chart:
+    """Singular values, and the matrix's length over √k, by a number that is `first` at k = 1."""
     values = _spectrum()
-    places = list(range(1, len(values) + 1))
-    norm = sum(x**2 for x in values) ** 0.5
-    series = {"σ_k": (places, values), "‖A‖_F / √k": (places, [norm / place**0.5 for place in places])}
-    return Chart("Softmax weights of 64 Gaussian queries and keys", "k", "singular value", series, log_y=True)
+    places, norm = [first + i for i in range(len(values))], sum(x**2 for x in values) ** 0.5
+    bounds = [norm / (i + 1) ** 0.5 for i in range(len(values))]
+    return Chart(title, axis, height, {names[0]: (places, values), names[1]: (places, bounds)}, log_y=True)
 
 
 @claim(
@@ -105,10 +102,17 @@ def _kth_picture() -> Chart:
         "k + 1 in place of k": lambda energy, k: energy / (k + 1),
         "k² in place of k": lambda energy, k: energy / k**2,
     },
-    picture=_kth_picture,
+    picture=partial(
+        _held_picture,
+        "Softmax weights of 64 Gaussian queries and keys",
+        "k",
+        "singular value",
+        ("σ_k", "‖A‖_F / √k"),
+        1,
+    ),
     needs=("svd-energy",),
 )
-def svd_kth(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+def svd_kth(bound: Formula) -> Iterator[Evidence]:
     square, tail = Symbol("s", nonnegative=True), Symbol("T", nonnegative=True)
     gap = IndexedBase("g", nonnegative=True)
     energy = Sum(square + gap[i], (i, 1, k)) + tail
@@ -123,18 +127,6 @@ def svd_kth(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     yield rational(bound(sympy.Integer(size), sympy.Integer(size)) == 1, says, k=size)
 
 
-def _spectral_picture() -> Chart:
-    values = _spectrum()
-    norm = sum(x**2 for x in values) ** 0.5
-    ranks = list(range(len(values)))
-    series = {
-        "the best of that rank": (ranks, values),
-        "promised, ‖A‖_F / √(rank + 1)": (ranks, [norm / (rank + 1) ** 0.5 for rank in ranks]),
-    }
-    title = "How far softmax weights of 64 Gaussian queries and keys are from low rank"
-    return Chart(title, "rank kept", "spectral distance", series, log_y=True)
-
-
 @claim(
     "svd-spectral",
     topic="efficient",
@@ -145,10 +137,17 @@ def _spectral_picture() -> Chart:
     assumptions=("real arithmetic", EXISTS, "1 ≤ k ≤ rank; beyond it B = A"),
     subject=lambda k: k - 1,
     sabotage={"one singular value fewer kept": lambda k: k - 2, "one more kept": lambda k: k},
-    picture=_spectral_picture,
+    picture=partial(
+        _held_picture,
+        "How far softmax weights of 64 Gaussian queries and keys are from low rank",
+        "rank kept",
+        "spectral distance",
+        ("the best of that rank", "promised, ‖A‖_F / √(rank + 1)"),
+        0,
+    ),
     needs=("svd-kth",),
 )
-def svd_spectral(kept: Callable[[Any], Any]) -> Iterator[Evidence]:
+def svd_spectral(kept: Formula) -> Iterator[Evidence]:
     yield nonnegative(k - 1 - kept(k), "B, a sum of so many products of a column and a row, has rank at most k − 1")
     z, x = MatrixSymbol("z", r, 1), MatrixSymbol("x", d, 1)
     turned = ((U * z).T * (U * z)).doit().subs(U.T * U, Identity(r))
@@ -170,31 +169,30 @@ def svd_spectral(kept: Callable[[Any], Any]) -> Iterator[Evidence]:
     yield identity(sqrt(energy / k), sqrt(energy) / sqrt(k), "and roots keep the order: ‖A − B‖ ≤ ‖A‖/√k")
 
 
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _values(entries: Numbers) -> list[arb]:
+def _values(entries: Sequence[arb]) -> list[arb]:
     """The singular values of a matrix of three rows and two columns: roots of AᵀA's eigenvalues, in closed form."""
     one, two = entries[0::2], entries[1::2]
     a, b, c = intervals.dot(one, one), intervals.dot(one, two), intervals.dot(two, two)
-    apart = intervals.norm([a - c, 2 * b])
     # The smaller eigenvalue is the determinant over the larger: nothing cancels, and none is below zero.
-    larger = (a + c + apart) / 2
+    larger = (a + c + intervals.norm([a - c, 2 * b])) / 2
     crossed = [one[i] * two[j] - one[j] * two[i] for i, j in ((0, 1), (0, 2), (1, 2))]
     return [larger.sqrt(), intervals.norm(crossed) / larger.sqrt()]
 
 
-def _energy(energy: Callable[[Any], Any], entries: Numbers) -> arb:
+def _energy(energy: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
     part = interval_function(energy, 1)
     return abs(total(part(sigma) for sigma in _values(entries)) - intervals.dot(entries, entries))
 
 
-def _kth(bound: Callable[[Any, Any], Any], entries: Numbers) -> arb:
+def _kth(bound: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
     square = intervals.dot(entries, entries)
     return most([sigma * sigma - bound(square, k + 1) for k, sigma in enumerate(_values(entries))])
 
 
-def _spectral(kept: Callable[[Any], Any], entries: Numbers) -> arb:
+def _spectral(kept: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
     values, length = _values(entries), intervals.norm(entries)
     broken = []
     for k in (1, 2):
@@ -208,10 +206,9 @@ def _spectral(kept: Callable[[Any], Any], entries: Numbers) -> arb:
 # Entries that are never all zero: a matrix of zeros has nothing to say here.
 _ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a₃₂", -2, 2)
 
-_READS = "A matrix of three rows and two columns."
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "svd-energy": Falsifier(_ENTRIES, _energy, reads=_READS),
-    "svd-kth": Falsifier(_ENTRIES, _kth, reads=_READS),
-    "svd-spectral": Falsifier(_ENTRIES, _spectral, reads=_READS),
+    "svd-energy": Falsifier(_ENTRIES, _energy),
+    "svd-kth": Falsifier(_ENTRIES, _kth),
+    "svd-spectral": Falsifier(_ENTRIES, _spectral),
 }

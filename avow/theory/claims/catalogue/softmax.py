@@ -7,20 +7,20 @@ built one key at a time: what holds of a sum, and of that sum with one more term
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from flint import arb
 from sympy import Symbol, exp, log
 
 from avow.core import named
-from avow.core.chart import Chart, Table
-from avow.numerics.intervals import least, most, total
-from avow.theory.claims.claim import Evidence, claim
-from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered, stored
+from avow.core.chart import Chart, Table, curves
+from avow.numerics.intervals import ball, least, most, total
+from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.random_search import Falsifier, interval_function, numbered, stored
 from avow.theory.claims.toolbox import (
     counterexample,
     enclosed,
@@ -48,11 +48,9 @@ def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
 
 
 def _categorical_picture() -> Chart:
-    scores = torch.linspace(-3, 3, 9, dtype=torch.float64)
-    numbers = list(range(1, 10))
-    series = {
-        f"scores times {loud:g}": (numbers, torch.softmax(loud * scores, -1).tolist()) for loud in (0.25, 1.0, 4.0)
-    }
+    scores, numbers = torch.linspace(-3, 3, 9, dtype=torch.float64), list(range(1, 10))
+    weights = {f"scores times {loud:g}": torch.softmax(loud * scores, -1).tolist() for loud in (0.25, 1.0, 4.0)}
+    series = {name: (numbers, heights) for name, heights in weights.items()}
     return Chart("Nine evenly spaced scores, and louder", "key", "weight", series, marks="bars")
 
 
@@ -71,7 +69,7 @@ def _categorical_picture() -> Chart:
     },
     picture=_categorical_picture,
 )
-def softmax_categorical(weight: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+def softmax_categorical(weight: Formula) -> Iterator[Evidence]:
     yield from sum_is_positive()
     yield positive(weight(own, own), "one key alone: its weight is positive")
     yield positive(weight(own, own + rest), "among others: e/(e + R) is positive")
@@ -83,7 +81,7 @@ def softmax_categorical(weight: Callable[[Any, Any], Any]) -> Iterator[Evidence]
 class Safe(NamedTuple):
     """What is subtracted from every score, given the largest, and the gap at which a weight becomes zero, by type."""
 
-    shift: Callable[[Any], Any]
+    shift: Formula
     gaps: dict[str, str]
 
 
@@ -92,8 +90,16 @@ _GAPS = {"float32": "103.97", "float64": "745.13", "float16": "17.33"}
 
 def _half_of_least(dtype: torch.dtype) -> Fraction:
     """Half the smallest positive number of a type: what is no larger rounds to zero, ties going to even."""
-    form = torch.finfo(dtype)
-    return Fraction(form.eps) * Fraction(form.tiny) / 2
+    return Fraction(torch.finfo(dtype).eps) * Fraction(torch.finfo(dtype).tiny) / 2
+
+
+def _power(half: Fraction) -> str:
+    return f"2^-{half.denominator.bit_length() - 1}"
+
+
+def _behind(gap: arb) -> arb:
+    """The weight of the second of two keys, so far behind."""
+    return 1 / (1 + gap.exp())
 
 
 def _bounds_picture() -> Table:
@@ -142,7 +148,15 @@ def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
     short = Symbol("d_n", nonnegative=True)
     says = "n terms of at most 1, and one more: at most n + 1"
     yield nonnegative((keys + 1) - ((keys - short) + (1 - further)), says, True)
-    yield from _vanishing()
+    # The gap at which a weight becomes zero in any type: enough whatever the other keys, and tight for two.
+    inverse, factor = 1 + Symbol("H", positive=True), 1 + Symbol("g", positive=True)  # 1/h > 1, and g > 1
+    says = (
+        "a gap of ln(1/h) or more leaves e^-gap ≤ h, half the least number of the type; over a denominator ≥ 1 the"
+        " weight is no larger, and rounds to 0"
+    )
+    yield rising(1 - inverse * exp(-log(inverse) - further), further, 0, says, True)
+    says = "two keys with a gap below ln(1/h − 1): the weight exceeds h, and does not round to 0"
+    yield positive(1 / (1 + (inverse - 1) / factor) - 1 / inverse, says, True)
     for name, gap in safe.gaps.items():
         yield from _vanishing_in(getattr(torch, name), gap)
 
@@ -171,21 +185,6 @@ def _computed_extremes() -> Iterator[Evidence]:
         )
 
 
-def _vanishing() -> Iterator[Evidence]:
-    """The gap at which a weight becomes zero in any type: enough whatever the other keys, and tight for two."""
-    inverse, factor = 1 + Symbol("H", positive=True), 1 + Symbol("g", positive=True)  # 1/h > 1, and g > 1
-    yield rising(
-        1 - inverse * exp(-log(inverse) - further),
-        further,
-        0,
-        "a gap of ln(1/h) or more leaves e^-gap ≤ h, half the least number of the type; over a denominator ≥ 1 the"
-        " weight is no larger, and rounds to 0",
-        True,
-    )
-    says = "two keys with a gap below ln(1/h − 1): the weight exceeds h, and does not round to 0"
-    yield positive(1 / (1 + (inverse - 1) / factor) - 1 / inverse, says, True)
-
-
 def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
     """That gap in one type, from its format."""
     half, name = _half_of_least(dtype), named(dtype)
@@ -198,31 +197,23 @@ def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
         True,
         gap=arb(inverse).log().str(12, radius=False),
     )
-    before, after = (rounded(_second_of_two(arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
+    before, after = (rounded(partial(_behind, arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
     says = f"{name}: rounded to the type, 0.01 to either side of {gap}, the weight is the least number, then zero"
     yield rational(before == 2 * half and after == 0, says, True, before=_power(2 * half), after=after)
-
-
-def _second_of_two(gap: arb) -> Callable[[], arb]:
-    return lambda: 1 / (1 + gap.exp())
-
-
-def _power(half: Fraction) -> str:
-    return f"2^-{half.denominator.bit_length() - 1}"
 
 
 class Gap(NamedTuple):
     """The sum the others may have for a weight of 1/(1+ε), the gap that suffices, and the gap that is needed."""
 
-    others: Callable[[Any], Any]
-    enough: Callable[[Any, Any], Any]
-    needed: Callable[[Any], Any]
+    others: Formula
+    enough: Formula
+    needed: Formula
 
 
 def _gap_picture() -> Chart:
+    weights = {f"{n:,} keys": lambda g, n=n: 1 / (1 + (n - 1) * math.exp(-g)) for n in (2, 100, 10_000, 10**6)}
     gaps = [0.25 * i for i in range(121)]
-    series = {f"{n:,} keys": (gaps, [1 / (1 + (n - 1) * math.exp(-g)) for g in gaps]) for n in (2, 100, 10_000, 10**6)}
-    return Chart("How far ahead a score must be", "gap to all other scores", "its weight", series)
+    return curves("How far ahead a score must be", "gap to all other scores", "its weight", gaps, weights)
 
 
 _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1 / eps))
@@ -268,19 +259,16 @@ def copy_gap(gap: Gap) -> Iterator[Evidence]:
 
 def _mask_picture() -> Table:
     rows = []
-    for name, scores, hidden in _ROWS:
+    for name, scores, hidden in (
+        ("ordinary scores", [1.0, 2.0, 3.0], [False, False, True]),
+        ("allowed scores lower still", [-3e9, -3e9, 0.0], [False, False, True]),
+        ("every key hidden", [1.0, 2.0, 3.0], [True, True, True]),
+    ):
         for mask in (-math.inf, -1e5, -1e9):
             added = torch.tensor(scores) + torch.where(torch.tensor(hidden), mask, 0.0)
             seen = torch.softmax(added, -1)[torch.tensor(hidden)].sum()
             rows.append((name, f"{mask:g}", f"{float(seen):.3g}"))
     return Table("Weight on keys that must not be seen, in float32", ("row", "mask", "weight on hidden keys"), rows)
-
-
-_ROWS = (
-    ("ordinary scores", [1.0, 2.0, 3.0], [False, False, True]),
-    ("allowed scores lower still", [-3e9, -3e9, 0.0], [False, False, True]),
-    ("every key hidden", [1.0, 2.0, 3.0], [True, True, True]),
-)
 
 
 @claim(
@@ -296,134 +284,76 @@ _ROWS = (
     picture=_mask_picture,
 )
 def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
+    by = "PyTorch in float32, and balls in real arithmetic"
     for mask in masks:
-        yield from _seen_though_hidden(mask)
-        yield from _all_hidden(mask)
-        yield from _too_large_for_half(mask)
+        # A row whose every allowed score is lower still than what the mask makes of the hidden one.
+        allowed = 3 * max(mask, -1e9)
+        seen = torch.softmax(torch.tensor([allowed, 0.0 + mask]), -1)[1]
+        violated = bool(seen > 0.99) and bool(_behind(arb(allowed) - arb(mask)) > arb("0.99"))
+        says = f"mask {mask:g}: the hidden key has all the weight where the allowed score is {allowed:g}"
+        yield counterexample(violated, says, by, weight_of_hidden=float(seen), with_infinity=0, mask=mask)
+        # A row that may see nothing, and sees everything.
+        computed, shift = torch.softmax(torch.tensor([1.0, 2.0, 3.0]) + mask, -1), arb(mask)
+        terms = [(arb(s) + shift - (arb(3) + shift)).exp() for s in (1, 2, 3)]
+        weights = [term / sum(terms) for term in terms]
+        violated = bool((computed > 0).all()) and all(bool(weight > 0) for weight in weights)
+        says = f"mask {mask:g} on every key: the row still has weights, those of no mask at all"
+        real = [weight.str(6, radius=False) for weight in weights]
+        yield counterexample(violated, says, by, computed=computed, real=real, mask=mask)
+        # float16 has no such number: the finite mask is −∞ after all, and a row that sees nothing becomes nan.
+        stored_mask = torch.tensor(mask, dtype=torch.float16)
+        row = torch.softmax(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + stored_mask, -1)
+        overflows = math.isfinite(mask) and rounded(partial(arb, mask), torch.float16) == -math.inf
+        violated = overflows and bool(stored_mask == -math.inf) and bool(row.isnan().all())
+        says = f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan"
+        facts = {"largest": torch.finfo(torch.float16).max, "mask": mask}
+        yield counterexample(violated, says, "PyTorch in float16, and balls rounded to float16", **facts)
 
 
-def _seen_though_hidden(mask: float) -> Iterator[Evidence]:
-    """A row whose every allowed score is lower still than what the mask makes of the hidden one."""
-    allowed = 3 * max(mask, -1e9)
-    computed = torch.softmax(torch.tensor([allowed, 0.0 + mask]), -1)[1]
-    weight = 1 / (1 + (arb(allowed) - arb(mask)).exp())
-    yield counterexample(
-        bool(computed > 0.99) and bool(weight > arb("0.99")),
-        f"mask {mask:g}: the hidden key has all the weight where the allowed score is {allowed:g}",
-        "PyTorch in float32, and balls in real arithmetic",
-        weight_of_hidden=float(computed),
-        with_infinity=0,
-        mask=mask,
-    )
-
-
-def _all_hidden(mask: float) -> Iterator[Evidence]:
-    """A row that may see nothing, and sees everything."""
-    computed = torch.softmax(torch.tensor([1.0, 2.0, 3.0]) + mask, -1)
-    shift = arb(mask)
-    terms = [(arb(s) + shift - (arb(3) + shift)).exp() for s in (1, 2, 3)]
-    weights = [term / sum(terms) for term in terms]
-    yield counterexample(
-        bool((computed > 0).all()) and all(bool(weight > 0) for weight in weights),
-        f"mask {mask:g} on every key: the row still has weights, those of no mask at all",
-        "PyTorch in float32, and balls in real arithmetic",
-        computed=computed,
-        real=[weight.str(6, radius=False) for weight in weights],
-        mask=mask,
-    )
-
-
-def _too_large_for_half(mask: float) -> Iterator[Evidence]:
-    """float16 has no such number: the finite mask is −∞ after all, and a row that sees nothing becomes nan."""
-    held = torch.tensor(mask, dtype=torch.float16)
-    scores = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + held
-    finite = math.isfinite(mask)
-    overflows = finite and rounded(lambda: arb(mask), torch.float16) == -math.inf
-    yield counterexample(
-        overflows and bool(held == -math.inf) and bool(torch.softmax(scores, -1).isnan().all()),
-        f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan",
-        "PyTorch in float16, and balls rounded to float16",
-        largest=torch.finfo(torch.float16).max,
-        mask=mask,
-    )
-
-
-# Searches for counterexamples: the excess of a case over each statement.
-
-
-def _categorical(weight: Callable[[Any, Any], Any], scores: Numbers) -> arb:
-    share = interval_function(weight, 2)
+def _categorical(weight: Formula, *scores: arb) -> arb:
     terms = [score.exp() for score in scores]
-    weights = [share(term, total(terms)) for term in terms]
+    weights = [weight(term, total(terms)) for term in terms]
     return most([abs(total(weights) - 1), *(-one for one in weights)])
 
 
-def _behind(gap: arb) -> arb:
-    """The weight of the second of two keys, so far behind."""
-    return 1 / (1 + gap.exp())
-
-
-def _never_zero(safe: Safe, scores: Numbers) -> arb:
-    one, two = scores
+def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
+    """Two scores; their weights are rounded to float32, float64 and float16."""
     weight = stored(partial(_behind, one - two), torch.float32)
     # Terms that are both zero as stored leave a denominator of zero.
-    return -weight.min(total(stored(score.exp, torch.float32) for score in scores))
+    return -weight.min(total(stored(score.exp, torch.float32) for score in (one, two)))
 
 
-def _zero_from(safe: Safe, scores: Numbers) -> arb:
-    # Balls of the decimals that the gaps are given to, and half of each type's least number.
-    types = [(getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()]
-    halves = [arb(torch.finfo(dtype).eps) * torch.finfo(dtype).tiny / 2 for dtype, _ in types]
-    shift, beside = interval_function(safe.shift, 1), arb("0.01")
-    top, apart = scores[0].max(scores[1]), abs(scores[0] - scores[1])
-    broken = [1 - total((score - shift(top)).exp() for score in scores)]
-    for (dtype, gap), half in zip(types, halves, strict=True):
-        weight = stored(partial(_behind, apart), dtype)
+def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
+    top, apart, beside = one.max(two), abs(one - two), arb("0.01")
+    broken = [1 - total((score - safe.shift(top)).exp() for score in (one, two))]
+    # Balls of the decimals that the gaps are given to.
+    for dtype, gap in ((getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()):
+        weight, half = stored(partial(_behind, apart), dtype), ball(_half_of_least(dtype))
         # It must be zero beyond the gap, and for two keys only there.
         broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
     return most(broken)
 
 
-def _gap(gap: Gap, case: Numbers) -> arb:
-    others, enough, needed = (
-        interval_function(gap.others, 1),
-        interval_function(gap.enough, 2),
-        interval_function(gap.needed, 1),
-    )
-    eps, *gaps = case
+def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
+    enough, needed = interval_function(gap.enough, 2), interval_function(gap.needed, 1)
     rest = total((-one).exp() for one in gaps)
     weight, near = 1 / (1 + rest), 1 / (1 + eps)
-    return most(
-        [
-            # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
-            (weight - near).min(rest - others(eps)),
-            (near - weight).min(others(eps) - rest),
-            (least(gaps) - enough(arb(len(gaps) + 1), eps)).min(near - weight),
-            (weight - near).min(needed(eps) - least(gaps)),
-        ]
-    )
+    # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
+    broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
+    broken.append((least(gaps) - enough(arb(len(gaps) + 1), eps)).min(near - weight))
+    return most([*broken, (weight - near).min(needed(eps) - least(gaps))])
 
 
-def _hidden(masks: tuple[float, ...], case: Numbers) -> arb:
-    hidden, allowed = case[0], -(10 ** case[1])
-    gaps = [allowed - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
+def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
+    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
+    gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
     # With −∞ the hidden key has no weight at all.
     return most([arb(0), *(stored(partial(_behind, gap), torch.float32) for gap in gaps)])
 
 
 FALSIFIERS: Mapping[str, Falsifier] = {
     "softmax-categorical": Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
-    "softmax-bounds": Falsifier(
-        numbered("s₁ s₂", -400, 400),
-        _never_zero,
-        _zero_from,
-        strict=True,
-        reads="Two scores; their weights are rounded to float32, float64 and float16.",
-    ),
+    "softmax-bounds": Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
     "copy-gap": Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
-    "finite-mask": Falsifier(
-        {"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)},
-        _hidden,
-        reads="Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score.",
-    ),
+    "finite-mask": Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
 }

@@ -139,7 +139,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
     verify = avow.theory.constructions.ReluLinear.verify
 
     def broken(self: avow.theory.constructions.ReluLinear) -> Proof:
-        return replace(verify(self), achieved=1.0)
+        return replace(verify(self), achieved=self.bound + 1.0)
 
     monkeypatch.setattr(avow.theory.constructions.ReluLinear, "verify", broken)
     done = run("relu-linear", "--save", "line.safetensors", "--png", "line.png", code=1)

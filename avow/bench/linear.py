@@ -1,7 +1,7 @@
 """Linear attention against exact attention and its peers: by kernels on a GPU, by the plain path on a CPU.
 
 Every kernel is compared with float64 first, answers and gradients, and steps token by token; the plain path's answers
-are checked against their certificates. What fails gets no speed. Only speed needs a GPU: with the kernels interpreted,
+are checked against their certificates. What fails is not timed. Only speed needs a GPU: with the kernels interpreted,
 every line runs on a CPU at tiny sizes.
 """
 

@@ -90,8 +90,8 @@ def run(
             "`of the limit`: the time to read q, k and v and write the answer once, over the time taken; training has "
             f"to read and write 11 such tensors at least. Random features: {FEATURES}; fla gets them from torch."
         )
-        title, failures = f"linear attention ({where})", sum(faults.values(), list[str]())
-        results.append(Result(title, rows, list(goals(rows)), [remark], failures))
+        failures = [fault for some in faults.values() for fault in some]
+        results.append(Result(f"linear attention ({where})", rows, list(goals(rows)), [remark], failures))
     tell("kernels")
     if "linear" in sound:
         results.append(Result("linear attention: its kernels", list(stages(device, sizes, clock, limit))))
@@ -103,7 +103,7 @@ def run(
     tell("steps")
     if step_names:
         rows = list(steps(device, clock, limit, [name for name in step_names if not step_faults[name]], batches))
-        title, failures = f"single tokens, {HEADS} heads of {WIDTH}", sum(step_faults.values(), list[str]())
+        title, failures = f"single tokens, {HEADS} heads of {WIDTH}", [x for some in step_faults.values() for x in some]
         results.append(Result(title, rows, list(step_goals(rows)), failures=failures))
     return results
 

@@ -60,16 +60,14 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """
     _at_least_zero("weight_decay", weight_decay, "0 for none, or weight_decay=0.1")
     spared = {id(p) for owner in model.modules() if isinstance(owner, _EXEMPT) for p in owner.parameters(recurse=False)}
-    every = list(model.parameters())
-    if not every:
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for p in model.parameters():
+        (matrices if p.ndim >= 2 and id(p) not in spared else others).append(p)
+    if not matrices and not others:
         remedy = "pass a module that has weights"
         raise ParameterError("model", type(model).__name__, "has no parameters to optimise", remedy)
-    matrices = [p for p in every if p.ndim >= 2 and id(p) not in spared]
-    taken = {id(p) for p in matrices}
-    return [
-        {"params": matrices, "weight_decay": float(weight_decay)},
-        {"params": [p for p in every if id(p) not in taken], "weight_decay": 0.0},
-    ]
+    return [{"params": matrices, "weight_decay": float(weight_decay)}, {"params": others, "weight_decay": 0.0}]
 
 
 @declared()
@@ -213,14 +211,12 @@ class AveragedWeights:
         if state["decay"] != self.decay:
             remedy = f"build AveragedWeights(model, decay={state['decay']})"
             raise ParameterError("decay", self.decay, f"must equal the saved {state['decay']}", remedy)
-        saved, wanted = state["averages"], self._averages
+        saved, wanted, remedy = state["averages"], self._averages, "load the average of the same model"
         if differing := sorted(saved.keys() ^ wanted.keys()):
-            remedy = "load the average of the same model"
             raise ParameterError("averages", differing[0], "must be both in the model and in what was saved", remedy)
         for name, average in wanted.items():
             if saved[name].shape != average.shape:
                 rule = f"must have the model's shape {tuple(average.shape)}"
-                remedy = "load the average of the same model"
                 raise ShapeError(f"averages[{name!r}].shape", tuple(saved[name].shape), rule, remedy)
         self.updates = int(state["updates"])
         self._averages = {name: saved[name].to(average, copy=True) for name, average in wanted.items()}

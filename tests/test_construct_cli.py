@@ -139,7 +139,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
     verify = avow.theory.constructions.ReluLinear.verify
 
     def broken(self: avow.theory.constructions.ReluLinear) -> Proof:
-        return replace(verify(self), achieved=1.0)
+        return replace(verify(self), achieved=self.bound + 1.0)
 
     monkeypatch.setattr(avow.theory.constructions.ReluLinear, "verify", broken)
     done = run("relu-linear", "--save", "line.safetensors", "--png", "line.png", code=1)
@@ -161,7 +161,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
         (["copy", "--orthonormal", "3", "--target", "9"], "copy_query: target=9"),
         (["copy", "--orthonormal", "3", "--dtype", "int8"], "dtype='int8' is not known; use one of float64, "),
         (["copy", "--keys", "none.safetensors"], "keys=none.safetensors does not exist; check the path"),
-        (["copy", "--keys", "a.safetensors", "--dim", "3"], "dim=3 is for keys that are drawn, and those of a file"),
+        (["copy", "--keys", "a.safetensors", "--dim", "3"], "dim=3 is for drawn keys, not for those of a file"),
         (["project-out", "--input", "none.safetensors"], "input=none.safetensors does not exist; check the path"),
         (["average", "--orthonormal", "3", "--subset", "a"], "subset='a' must be whole numbers; try --subset 0,1"),
         (["mixture", "--orthonormal", "3", "--weights", "x"], "weights='x' is not a number; try --weights 0.5, or 1/3"),
@@ -228,7 +228,7 @@ def test_a_formula_means_what_it_says(text: str, meant: Any) -> None:
         ("True * x", "which is not known here"),
         ("1j * x", "which is not known here"),
         ("1e999", "which is not known here"),
-        ("x // 2", "uses a sign that is not known here"),
+        ("x // 2", "uses an operator that is not known here"),
         ("exp(x", "is not a formula"),
         ("1if x else 2", "is not a formula"),
         ("", "is not a formula"),

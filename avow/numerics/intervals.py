@@ -19,7 +19,8 @@ from torch import Tensor
 from avow.errors import MissingPackage
 
 if TYPE_CHECKING:
-    from flint import arb, arb_mat
+    from flint import arb as arb
+    from flint import arb_mat as arb_mat
 
 T = TypeVar("T")
 # Two floats with the true number between them.

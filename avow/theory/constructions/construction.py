@@ -5,16 +5,16 @@ And what may be asked of one: keys, matrices, eps, weights, indices, dtypes; ref
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import SupportsFloat, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from avow.core import DTYPES, check_dtype
+from avow.core import DTYPES
 from avow.core.chart import Picture
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.parameters import as_float
@@ -80,6 +80,20 @@ class Construction(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not map inputs to outputs, so it has no module")
 
 
+C = TypeVar("C", bound=Construction)
+
+
+def first_proved(candidates: Iterable[C]) -> tuple[C | None, float]:
+    """The first construction that keeps its promise, and the least error that was proved of it or of any before it."""
+    best = math.inf
+    for candidate in candidates:
+        proof = candidate.verify()
+        best = min(best, proof.achieved)
+        if proof:
+            return candidate, best
+    return None, best
+
+
 def checked_matrix(name: str, x: Tensor) -> Tensor:
     """A copy of a finite matrix of a floating type, with at least one row and one column."""
     if x.ndim != 2 or 0 in x.shape:
@@ -101,10 +115,6 @@ def checked_eps(name: str, eps: SupportsFloat) -> float:
     if not 0 < number < 1:
         raise ParameterError(f"{name}: eps", eps, "must lie in (0, 1)", "try eps=0.01")
     return number
-
-
-def checked_dtype(name: str, dtype: torch.dtype) -> None:
-    check_dtype(f"{name}: dtype", dtype, "use dtype=torch.float64")
 
 
 def checked_index(name: str, index: int, n: int, within: Sequence[int] | None = None) -> int:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from avow.numerics import intervals
-
-if TYPE_CHECKING:
-    from flint import arb
 
 FUNCTIONS = ("exp", "log", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf")
 
 
-def compiled(expression: Any, letters: Sequence[Any]) -> Callable[[Sequence[arb]], arb]:
+def compiled(expression: Any, letters: Sequence[Any]) -> Callable[[Sequence[intervals.arb]], intervals.arb]:
     """An expression as a function of the balls that stand for its letters, symbols or entries of arrays.
 
     It holds the expression's values, and is not finite where it cannot tell.
@@ -25,7 +22,7 @@ def compiled(expression: Any, letters: Sequence[Any]) -> Callable[[Sequence[arb]
     return _compiled(sympy.sympify(expression), {letter: i for i, letter in enumerate(letters)})
 
 
-def _compiled(expression: Any, places: Mapping[Any, int]) -> Callable[[Sequence[arb]], arb]:
+def _compiled(expression: Any, places: Mapping[Any, int]) -> Callable[[Sequence[intervals.arb]], intervals.arb]:
     import sympy
     from flint import arb
 
@@ -61,7 +58,7 @@ def _compiled(expression: Any, places: Mapping[Any, int]) -> Callable[[Sequence[
     return lambda x: getattr(parts[0](x), method)()
 
 
-def _power(base: arb, up: int, root: int) -> arb:
+def _power(base: intervals.arb, up: int, root: int) -> intervals.arb:
     """base^(up/root), on the part of the base where that is a real number."""
     from flint import arb
 

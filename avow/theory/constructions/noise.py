@@ -22,16 +22,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError
 from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
 from avow.parameters import as_float, declared
-
-if TYPE_CHECKING:
-    from flint import arb
 
 # Beyond so many standard deviations a Gaussian keeps less than 1e-18 of its mass.
 REACH = 9
@@ -63,7 +60,7 @@ class DiscreteLaw:
             raise ParameterError(name, odds, rule, "give fractions.Fraction where a float is not exact")
 
     @declared("probability")
-    def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
+    def probability(self, least: float | Fraction, most: float | Fraction) -> intervals.arb:
         """P(least ≤ X ≤ most)."""
         with intervals.precision(128):
             return intervals.ball(self.share(least, most))
@@ -96,12 +93,12 @@ class GaussianLaw:
             object.__setattr__(self, name, float(getattr(self, name)))
 
     @declared("probability")
-    def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
+    def probability(self, least: float | Fraction, most: float | Fraction) -> intervals.arb:
         """P(least ≤ X ≤ most), enclosed to some 110 bits."""
         with intervals.precision(128):
             return self._above(least) - self._above(most) if least < most else intervals.ball(0)
 
-    def _above(self, x: float | Fraction) -> arb:
+    def _above(self, x: float | Fraction) -> intervals.arb:
         if x in (-math.inf, math.inf):
             return intervals.ball(1 if x < 0 else 0)
         return ((intervals.ball(x) - intervals.ball(self.mean)) / (2 * intervals.ball(self.variance)).sqrt()).erfc() / 2
@@ -123,7 +120,7 @@ class AnyScale:
             raise ParameterError("AnyScale: least", self.least, rule, "try AnyScale(0.5)")
 
     @declared("probability")
-    def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
+    def probability(self, least: float | Fraction, most: float | Fraction) -> intervals.arb:
         """1 where the range lies within the two, which is all that can be said; 0 where it does not."""
         return intervals.ball(1 if least <= self.least and self.most <= most else 0)
 
@@ -210,8 +207,8 @@ def noise_analysis(
     distribution over keys; left out, it is the average of keys 0 and 1.
 
     >>> t = 11.512925464970229  # ln(n/ε) for n = 1000, ε = 0.01
-    >>> found = noise_analysis(1000, [{0: t, 1: t}], DiscreteLaw((0.5, 1.5), (0.5, 0.5)), eta=0.1)
-    >>> [round(low, 4) for low, high in found.outcomes[1].weights.values()], found.success
+    >>> analysis = noise_analysis(1000, [{0: t, 1: t}], DiscreteLaw((0.5, 1.5), (0.5, 0.5)), eta=0.1)
+    >>> [round(low, 4) for low, high in analysis.outcomes[1].weights.values()], analysis.success
     ([0.9968, 0.0032], (0.0, 0.0))
     """
     _check_problem(n, heads, eta, noisy)
@@ -247,13 +244,13 @@ class _Scene:
         self.named = sorted({noisy, *target, *(key for head in heads for key in head)})
         # Of each head: its score on the noisy key, a shift, what each exact key weighs once shifted (those that nobody
         # names together, under None), and their sum.
-        self.heads: list[tuple[arb, arb, dict[int | None, arb], arb]] = []
+        self.heads: list[tuple[intervals.arb, intervals.arb, dict[int | None, intervals.arb], intervals.arb]] = []
         for head in heads:
             scores = {key: intervals.ball(head.get(key, 0.0)) for key in self.named}
             pull = scores.pop(noisy)
             # Shifting a head's scores by the largest of the exact keys' changes no weight and overflows nothing.
             top = max([*scores.values(), intervals.ball(0)], key=lambda x: x.mid())
-            shares: dict[int | None, arb] = {key: (score - top).exp() for key, score in scores.items()}
+            shares: dict[int | None, intervals.arb] = {key: (score - top).exp() for key, score in scores.items()}
             shares[None] = (n - len(self.named)) * (-top).exp()
             self.heads.append((pull, top, shares, intervals.total(shares.values())))
 
@@ -261,9 +258,9 @@ class _Scene:
         """σ(t_a X − ln R) of each head, of a ball that is real or complex."""
         return [1 / (1 + total * (top - pull * scale).exp()) for pull, top, _, total in self.heads]
 
-    def weights(self, *ends: arb) -> dict[int | None, arb]:
+    def weights(self, *ends: intervals.arb) -> dict[int | None, intervals.arb]:
         """Averaged weights of the named keys, and of the others together under None; at a scale or between two."""
-        averaged: dict[int | None, arb] = dict.fromkeys([*self.named, None], intervals.ball(0))
+        averaged: dict[int | None, intervals.arb] = dict.fromkeys([*self.named, None], intervals.ball(0))
         at_ends = zip(*map(self.noisy_weights, ends), strict=True)
         for (_, _, shares, total), at in zip(self.heads, at_ends, strict=True):
             # Each head's weight is monotone in X, so the ends of a range enclose it.
@@ -274,7 +271,7 @@ class _Scene:
                 averaged[key] += left * share
         return averaged
 
-    def error(self, *ends: arb) -> arb:
+    def error(self, *ends: intervals.arb) -> intervals.arb:
         """‖averaged weights − target‖₁."""
         weights = self.weights(*ends)
         rest = weights.pop(None)
@@ -289,7 +286,7 @@ def _outcome(scene: _Scene, eta: float, scale: Fraction, probability: Fraction) 
     return Outcome(scale, probability, enclosures, rest, intervals.ends(error), succeeds)
 
 
-def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
+def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> intervals.arb:
     """P(error ≤ η): the line is cut where the answer changes, and what stays open is counted as both."""
     spread = math.sqrt(law.variance)
     ends = law.mean - REACH * spread, law.mean + REACH * spread
@@ -318,7 +315,7 @@ def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
     return sure.union(sure + left_open)
 
 
-def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> arb:
+def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> intervals.arb:
     """E ᾱ_a^power: a sum, or an integral enclosed by flint's quadrature."""
 
     def weight(scale: Any) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,6 @@ from avow.numerics import intervals, rounding
 from avow.numerics.intervals import frobenius, rounded
 from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof, checked_matrix
-
-if TYPE_CHECKING:
-    from flint import arb_mat
 
 # Bits for the dual basis: a basis so thin that these do not show it independent is of no use in float64 either.
 _BITS = 256
@@ -95,8 +91,8 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     The spans must be independent: the smallest singular value of [A B] is proved to be above zero, and large enough
     for the projector to survive rounding; otherwise the combination of columns that nearly vanishes is in the error.
 
-    >>> made = project_out(torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [1.0]]))
-    >>> made.projection
+    >>> part = project_out(torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [1.0]]))
+    >>> part.projection
     tensor([[ 1., -1.],
             [ 0.,  0.]])
     """
@@ -113,10 +109,12 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
         raise _dependent(columns, a.shape[1], "so the spans are not proved independent")
     p, d = a.shape[1], a.shape[0]
     with intervals.precision(_BITS):
-        exact = intervals.grid(torch.eye(p, columns.shape[1])) * basis.rows
+        exact = intervals.grid(torch.eye(p, columns.shape[1])) * basis
         coordinates = rounded(exact, a.dtype)
         along = intervals.grid(a) * exact
         projection = rounded(along, a.dtype)
+        # The smallest singular value is 1/‖D‖₂ ≥ 1/‖D‖_F.
+        smallest = intervals.lower(1 / frobenius(basis))
         # Rounding moves each entry by u of itself, or by the underflow unit: ‖δP·A‖ ≤ ‖δP‖‖A‖, and so for the rest.
         size = frobenius(intervals.grid(a))
         relative = max(intervals.upper(frobenius(along)), intervals.upper(frobenius(exact) * size))
@@ -124,17 +122,10 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     error = (rounding.unit(a.dtype) * relative + flushed) * (1 + 1e-6)
     if not bool(projection.isfinite().all() and coordinates.isfinite().all()) or error > _WORST:
         raise _dependent(columns, p, f"too little for a projector in {named(a.dtype)}")
-    return ProjectOut(a, b, coordinates, projection, basis.smallest, error)
+    return ProjectOut(a, b, coordinates, projection, smallest, error)
 
 
-class DualBasis(NamedTuple):
-    """Rows that give coordinates along some columns, enclosed; `smallest` bounds the columns' singular values below."""
-
-    rows: arb_mat
-    smallest: float
-
-
-def dual_basis(columns: Tensor) -> DualBasis | None:
+def dual_basis(columns: Tensor) -> intervals.arb_mat | None:
     """The least-norm rows D with D·columns = I; None if the columns (d, m) are not proved independent."""
     if columns.shape[0] < columns.shape[1] or not bool((columns != 0).any(0).all()):
         return None
@@ -149,9 +140,7 @@ def dual_basis(columns: Tensor) -> DualBasis | None:
         except ZeroDivisionError:
             return None
         rows = intervals.grid(torch.diag(even_out)) * rows
-        # σ_min = 1/‖D‖₂ ≥ 1/‖D‖_F.
-        smallest = intervals.lower(1 / frobenius(rows))
-    return DualBasis(rows, smallest) if smallest > 0 else None
+        return rows if frobenius(rows).is_finite() else None
 
 
 def linear(weight: Tensor) -> nn.Linear:

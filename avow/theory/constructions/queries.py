@@ -23,7 +23,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +36,7 @@ from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_index, checked_matrix
-from avow.theory.constructions.query_search import Goal, built, least_length
-
-if TYPE_CHECKING:
-    from flint import arb
+from avow.theory.constructions.query_search import Goal, find_query, least_length
 
 # Weights that miss a sum of 1 by less are divided by it.
 SUM_TOLERANCE = 1e-6
@@ -100,23 +97,21 @@ class Query(Construction):
         rows, query = intervals.matrix(self.keys), intervals.vector(self.query)
 
         def excess() -> float | None:
-            ball = self._excess([intervals.dot(row, query) for row in rows])
+            """The largest w_i/α_i, less what it would be were nothing lost."""
+            scores = [intervals.dot(row, query) for row in rows]
+            top = max(scores, key=lambda score: score.mid())
+            total = intervals.total((score - top).exp() for score in scores)
+            losses = []
+            for i, share in self.shares.items():
+                fall = top - scores[i]
+                # Beyond this exp leaves what balls can hold; the promise is broken long before.
+                losses.append(intervals.ball(math.inf) if fall > 1e6 else intervals.ball(share) * total * fall.exp())
+            ball = intervals.most(losses) - intervals.ball(self.whole)
             return intervals.upper(ball) if ball <= self.eps or ball > self.eps else None
 
         achieved = intervals.decided(excess, bits=128)
         steps = (f"the scores of {len(rows)} keys, as given, with the query as returned: balls around exact floats",)
         return Proof(self.promise, self.bound, math.inf if achieved is None else achieved, steps)
-
-    def _excess(self, scores: Sequence[arb]) -> arb:
-        r"""The largest :math:`w_i/\alpha_i`, less what it would be were nothing lost."""
-        top = max(scores, key=lambda score: score.mid())
-        total = intervals.total((score - top).exp() for score in scores)
-        losses = []
-        for i, share in self.shares.items():
-            fall = top - scores[i]
-            # Beyond this exp leaves what balls can hold; the promise is broken long before.
-            losses.append(intervals.ball(math.inf) if fall > 1e6 else intervals.ball(share) * total * fall.exp())
-        return intervals.most(losses) - intervals.ball(self.whole)
 
     def picture(self) -> Chart:
         places = range(len(self.keys))
@@ -164,7 +159,7 @@ class CopyQuery(Query):
 
     @property
     def gap(self) -> float:
-        """How much longer the query may be than the shortest, relatively: proved. Infinite where none was asked for."""
+        """How much longer the query may be than the shortest, relatively: proved. Infinite if none was asked for."""
         if self.norm == 0.0:
             return 0.0
         if self.lower_bound == 0.0:
@@ -240,15 +235,15 @@ def copy_query(
     unit keys at a distance r or more, :math:`t = (2/r^2) \ln((n-1)/\varepsilon)`. Where some key reaches as far in that
     direction, and with `shortest=True`, it is the shortest query there is, with a proof of it.
 
-    >>> found = copy_query(torch.eye(3), target=0, eps=0.01, shortest=True)
-    >>> round(found.norm, 9), found.gap < 1e-9, bool(found.verify())
+    >>> answer = copy_query(torch.eye(3), target=0, eps=0.01, shortest=True)
+    >>> round(answer.norm, 9), answer.gap < 1e-9, bool(answer.verify())
     (4.326058014, True, True)
     """
     keys, eps = checked_matrix("copy_query: keys", keys), checked_eps("copy_query", eps)
     target = checked_index("copy_query: target", target, len(keys))
     promise = CopyQuery(torch.empty(0), keys, eps, target)
     goal = Goal("copy_query", "target", target, promise, len(keys) - 1, dtype)
-    query, weights = built(goal, closed_form=not shortest)
+    query, weights = find_query(goal, closed_form=not shortest)
     if weights is None:
         return replace(promise, query=query)
     dual = torch.from_numpy(np.insert(weights, target, 0.0))
@@ -274,7 +269,7 @@ def average_query(
         rule = "must name at least one key, and each once"
         raise ParameterError("average_query: subset", list(subset), rule, "try subset=(0, 1)")
     promise = AverageQuery(torch.empty(0), keys, eps, subset)
-    query, _ = built(Goal("average_query", "subset", sorted(subset), promise, len(keys), dtype))
+    query, _ = find_query(Goal("average_query", "subset", sorted(subset), promise, len(keys), dtype))
     return replace(promise, query=query)
 
 
@@ -307,7 +302,7 @@ def mixture_query(
         rule = f"must sum to 1 within {SUM_TOLERANCE:g}, and sum to {total:.9g}"
         raise ParameterError("mixture_query: weights", numbers, rule, "divide them by their sum")
     promise = MixtureQuery(torch.empty(0), keys, eps, torch.tensor(numbers, dtype=torch.float64) / total)
-    query, _ = built(Goal("mixture_query", "weights", promise.weights.tolist(), promise, len(keys), dtype))
+    query, _ = find_query(Goal("mixture_query", "weights", promise.weights.tolist(), promise, len(keys), dtype))
     return replace(promise, query=query)
 
 
@@ -359,8 +354,8 @@ def enclosed(
 
     `kept` are the keys that the first head is to read; the gap is theirs.
 
-    >>> found = enclosed(torch.zeros(1, 2), torch.eye(2), torch.eye(2), torch.tensor([[0.5, 0.5]]), kept=(0,))
-    >>> found.weights, found.error < 1e-30
+    >>> answer = enclosed(torch.zeros(1, 2), torch.eye(2), torch.eye(2), torch.tensor([[0.5, 0.5]]), kept=(0,))
+    >>> answer.weights, answer.error < 1e-30
     (((0.5, 0.5), (0.5, 0.5)), True)
     """
     with intervals.precision(128):

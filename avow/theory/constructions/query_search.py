@@ -33,14 +33,12 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from avow.core import DTYPES, named
+from avow.core import DTYPES, check_dtype, named
 from avow.errors import InsideHull, MissingPackage, OutOfReach, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.theory.constructions.construction import checked_dtype
+from avow.theory.constructions.construction import first_proved
 
 if TYPE_CHECKING:
-    from flint import arb
-
     from avow.theory.constructions.queries import Query
 
 Array = NDArray[np.float64]
@@ -74,20 +72,25 @@ class Ray(NamedTuple):
     dual: Array | None = None
 
 
-def built(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | None]:
+def find_query(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | None]:
     """The first query that keeps its promise once rounded, with the dual of a shortest one; else an error says why."""
-    checked_dtype(goal.name, goal.dtype)
+    check_dtype(f"{goal.name}: dtype", goal.dtype, "use dtype=torch.float64")
     rays: list[Ray] = []
     best = math.inf
     for ray in _rays(goal, closed_form):
         rays.append(ray)
-        query, least = _rounded(ray, goal, goal.dtype)
-        if query is not None:
-            return query, ray.dual
+        promise, least = _round_query(ray, goal, goal.dtype)
+        if promise is not None:
+            return promise.query, ray.dual
         best = min(best, least)
     for dtype in reversed(DTYPES[: DTYPES.index(goal.dtype)]):
-        if any(_rounded(ray, goal, dtype)[0] is not None for ray in rays):
-            raise _too_coarse(goal, rays, best, dtype)
+        if any(_round_query(ray, goal, dtype)[0] is not None for ray in rays):
+            largest, reach = min(float(np.abs(ray.fixed + ray.push).max()) for ray in rays), torch.finfo(goal.dtype).max
+            rule = f"ends at {reach:g}, and the query reaches {largest:.3g}"
+            if largest <= reach:
+                missed = f"eps={best:.3g} where eps={goal.promise.eps:.3g} was asked"
+                rule = f"is too coarse: rounded to it, the query keeps {missed}"
+            raise ToleranceUnreachable(f"{goal.name}: dtype", named(goal.dtype), rule, f"use dtype={dtype}", best)
     raise _refusal(goal, rays, best)
 
 
@@ -95,69 +98,53 @@ def _rays(goal: Goal, closed_form: bool) -> Iterator[Ray]:
     """Where to look, in the units of the keys: in closed form, then by the convex program."""
     rows, exponent = _scaled(goal.promise.keys)
     weights = goal.promise.wanted.numpy()
-    kept = weights > 0
-    for attempt in (_spanned, _programmed) if closed_form else (_programmed,):
-        ray = attempt(goal, rows[kept], rows[~kept], np.log(weights[kept]))
+    support = weights > 0
+    for attempt in (_closed_form, _by_program) if closed_form else (_by_program,):
+        ray = attempt(goal, rows[support], rows[~support], np.log(weights[support]))
         if ray is not None:
             with np.errstate(over="ignore", under="ignore"):
                 yield Ray(np.ldexp(ray.fixed, -exponent), np.ldexp(ray.push, -exponent), ray.dual)
 
 
-def _spanned(goal: Goal, kept: Array, rest: Array, logs: Array) -> Ray | None:
+def _closed_form(goal: Goal, support: Array, others: Array, logs: Array) -> Ray | None:
     """The query within the span of the kept keys; None if that span does not separate them from the others."""
-    if not len(rest) or not (kept * kept).any():
+    if not len(others) or not (support * support).any():
         return None
-    sides = np.stack([logs, np.ones(len(kept))], 1)
-    solved, _, rank, _ = np.linalg.lstsq(kept, sides, rcond=None)
-    if rank < len(kept):
+    sides = np.stack([logs, np.ones(len(support))], 1)
+    solved, _, rank, _ = np.linalg.lstsq(support, sides, rcond=None)
+    if rank < len(support):
         return None
-    if len(kept) == 1:  # one key is its own span, and the query stays exactly along it
-        solved = kept.T / (kept @ kept.T) * sides
+    if len(support) == 1:  # one key is its own span, and the query stays exactly along it
+        solved = support.T / (support @ support.T) * sides
     fixed, push = solved.T
-    margins = 1 - rest @ push
+    margins = 1 - others @ push
     if not (margins > 0).all():
         return None
     # Each of the others ends at log(eps/crowd) below what the kept keys' weights are measured from.
-    lengths = (rest @ fixed + math.log(goal.crowd) - math.log(goal.eps)) / margins
+    lengths = (others @ fixed + math.log(goal.crowd) - math.log(goal.eps)) / margins
     return Ray(fixed, max(0.0, float(lengths.max())) * push)
 
 
-def _programmed(goal: Goal, kept: Array, rest: Array, logs: Array) -> Ray | None:
+def _by_program(goal: Goal, support: Array, others: Array, logs: Array) -> Ray | None:
     """The shortest query with the ratios wanted; None if none was found."""
-    left, spread, right = np.linalg.svd(kept[1:] - kept[0], full_matrices=True)
+    left, spread, right = np.linalg.svd(support[1:] - support[0], full_matrices=True)
     rank = int((spread > 1e-12 * spread.max(initial=0.0)).sum())
     fixed = right[:rank].T @ ((left[:, :rank].T @ (logs[1:] - logs[0])) / spread[:rank])
     free = right[rank:]  # directions that leave the kept keys' ratios alone
-    gaps = rest - kept[0]
+    gaps = others - support[0]
     solution = shortest_push(gaps @ free.T, gaps @ fixed + logs[0], math.log(goal.eps))
     return None if solution is None else Ray(fixed, solution[0] @ free, solution[1])
 
 
-def _rounded(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """The query in its dtype, enlarged by as little as its promise then needs; or the best that was reached."""
-    best, margin = math.inf, 0.0
-    while margin <= 1.0:
-        with np.errstate(over="ignore", invalid="ignore"):
-            exact = ray.fixed + (1 + margin) * ray.push
-        query = torch.from_numpy(exact).to(goal.promise.keys.device, dtype)
-        if bool(query.isfinite().all()):
-            proof = replace(goal.promise, query=query).verify()
-            if proof:
-                return query, proof.achieved
-            best = min(best, proof.achieved)
-        if not ray.push.any():
-            break
-        margin = 2 * margin or torch.finfo(dtype).eps
-    return None, best
-
-
-def _too_coarse(goal: Goal, rays: list[Ray], best: float, enough: torch.dtype) -> ToleranceUnreachable:
-    largest, reach = min(float(np.abs(ray.fixed + ray.push).max()) for ray in rays), torch.finfo(goal.dtype).max
-    rule = f"ends at {reach:g}, and the query reaches {largest:.3g}"
-    if largest <= reach:
-        asked = f"eps={goal.promise.eps:.3g} was asked"
-        rule = f"is too coarse: rounded to it, the query keeps eps={best:.3g} where {asked}"
-    return ToleranceUnreachable(f"{goal.name}: dtype", named(goal.dtype), rule, f"use dtype={enough}", best)
+def _round_query(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Query | None, float]:
+    """The promise with a query in its dtype, enlarged by as little as it then needs; and the best that was reached."""
+    # Without a push nothing is enlarged; otherwise by one rounding of the dtype, two, four, up to twice the length.
+    doublings = range(round(-math.log2(torch.finfo(dtype).eps)) + 1) if ray.push.any() else ()
+    margins = (0.0, *(torch.finfo(dtype).eps * 2**k for k in doublings))
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = [torch.from_numpy(ray.fixed + (1 + margin) * ray.push) for margin in margins]
+    queries = (query.to(goal.promise.keys.device, dtype) for query in exact)
+    return first_proved(replace(goal.promise, query=query) for query in queries if query.isfinite().all())
 
 
 def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
@@ -165,7 +152,7 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
     keys, weights = goal.promise.keys.cpu(), goal.promise.wanted
     refuted = impossible(keys, weights, goal.eps)
     if refuted is not None:
-        name, combination = f"{goal.name}: {goal.parameter}", refuted.combination
+        name, (combination, wholly) = f"{goal.name}: {goal.parameter}", refuted
         used = [i for i, c in enumerate(combination) if c != 0]
         if goal.parameter == "target":
             rule = "has a key in the convex hull of the others, so no query scores it above them all"
@@ -173,7 +160,7 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
             remedy = f"move that key, or drop one of keys {others}: it is their mean by the weights on this error"
             return InsideHull(name, goal.value, rule, remedy, tuple(max(-c, Fraction(0)) for c in combination))
         rule = "is out of reach: no query gives these keys such weights"
-        if not refuted.wholly:
+        if not wholly:
             rule = "is out of reach: no query keeps these keys' ratios exactly and the others within eps"
         remedy = f"change the weights or one of keys {used}, whose combination on this error proves it"
         return OutOfReach(name, goal.value, rule, remedy, combination)
@@ -268,7 +255,7 @@ def least_length(keys: Float[Tensor, "n d"], target: int, eps: float, dual: Floa
     return 0.0 if length is None else max(0.0, length)
 
 
-def entropy(weights: Sequence[arb]) -> arb:
+def entropy(weights: Sequence[intervals.arb]) -> intervals.arb:
     r""":math:`-\sum_j \lambda_j \ln \lambda_j`, in balls."""
     return -intervals.total(weight * weight.log() for weight in weights)
 
@@ -280,25 +267,21 @@ def _scaled(keys: Tensor) -> tuple[Array, int]:
     return np.ldexp(rows.numpy(), -exponent), exponent
 
 
-class Impossible(NamedTuple):
-    """Why no query gives some weights: numbers c, one a key, with Σc = 0 and Σ c_i k_i = 0, exactly.
+def impossible(
+    keys: Float[Tensor, "n d"], weights: Float[Tensor, " n"], eps: float
+) -> tuple[tuple[Fraction, ...], bool] | None:
+    """The proof that no query gives every key at least its weight over 1 + eps, if one is found.
 
-    `wholly`: no query keeps the promise. Otherwise none keeps the subset's ratios exactly, which is all that is tried.
+    It is numbers c, one a key, with Σc = 0 and Σ c_i k_i = 0, exactly; and whether they exclude the promise as such.
+    Otherwise they exclude the exact ratios of the kept keys, which is all that is tried.
     """
-
-    combination: tuple[Fraction, ...]
-    wholly: bool
-
-
-def impossible(keys: Float[Tensor, "n d"], weights: Float[Tensor, " n"], eps: float) -> Impossible | None:
-    """The proof that no query gives every key at least its weight over 1 + eps, if one is found."""
     weaker = None
     for combination in _combinations(keys, weights):
         wholly, exactly = _refutes(combination, weights, eps)
         if wholly:
-            return Impossible(combination, True)
+            return combination, True
         if exactly and weaker is None:
-            weaker = Impossible(combination, False)
+            weaker = combination, False
     return weaker
 
 
@@ -352,23 +335,17 @@ def _combinations(keys: Tensor, weights: Tensor) -> Iterator[tuple[Fraction, ...
 
 def _guesses(keys: Tensor, weights: Tensor) -> Iterator[Array]:
     """Combinations in floating point: of the kept keys alone, then of all, by a linear program and the nearest one."""
-    optimize = _scipy()
     equations, sides = _equations(keys, weights)
-    wanted = weights.double().numpy()
-    kept = wanted > 0
-    logs = np.log(wanted[kept])
+    kept = weights.numpy() > 0
+    logs = np.log(np.where(kept, weights.numpy(), 1.0))
     # What a fit leaves of the log weights is orthogonal to the keys and to 1, and refutes these weights best.
-    model = np.concatenate([equations[:-2, kept].T, np.ones((len(logs), 1))], 1)
-    alone = np.zeros(len(wanted))
-    alone[kept] = logs - model @ np.linalg.lstsq(model, logs, rcond=None)[0]
-    yield alone
+    model = np.concatenate([equations[:-2].T, np.ones((len(kept), 1))], 1) * kept[:, None]
+    yield logs - model @ np.linalg.lstsq(model, logs, rcond=None)[0]
     if kept.all():
         return
-    cost = np.zeros(len(wanted))
-    cost[kept] = -logs
     ranges = [(None, None) if one else (None, 0) for one in kept]
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    answer = optimize.linprog(cost, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight)
+    answer = _scipy().linprog(-logs, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight)
     if answer.status == 0:
         yield answer.x
     yield _nearest(equations, sides)

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from avow.core import named
+from avow.core import check_dtype, named
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps
+from avow.theory.constructions.construction import Construction, Proof, checked_eps
 
 Number = int | float | Fraction
 
@@ -77,7 +77,11 @@ class ReluNetwork(Construction):
             steps += [linear, nn.ReLU()]
         return nn.Sequential(*steps[:-1])
 
-    def drawn(self, title: str, of: str, truth: Callable[[Tensor], Tensor], low: float, high: float) -> Chart:
+    def with_proved_error(self) -> Self:
+        """The same network; it promises the error that its proof finds."""
+        return replace(self, eps=self.verify().achieved)
+
+    def error_chart(self, title: str, of: str, truth: Callable[[Tensor], Tensor], low: float, high: float) -> Chart:
         """The network over what it follows, and their difference, magnified so that it shows."""
         x = torch.linspace(low, high, 401, dtype=torch.float64)
         with torch.no_grad():
@@ -86,8 +90,8 @@ class ReluNetwork(Construction):
         error, size = network - true, float(true.abs().max())
         largest = float(error.abs().max())
         scale = 10.0 ** math.floor(math.log10(size / largest)) if largest > 0 and size > 0 else 1.0
-        drawn = {of: true, "network": network, f"error × {scale:g}": error * scale}
-        return Chart(title, "x", "value", {name: (x.tolist(), y.tolist()) for name, y in drawn.items()})
+        curves = {of: true, "network": network, f"error × {scale:g}": error * scale}
+        return Chart(title, "x", "value", {name: (x.tolist(), y.tolist()) for name, y in curves.items()})
 
 
 def pieces(layers: Layers, low: Fraction | float, high: Fraction | float) -> list[Piece]:
@@ -113,28 +117,25 @@ def pieces(layers: Layers, low: Fraction | float, high: Fraction | float) -> lis
     return [*points, Piece(low, high, slope, height)]
 
 
-def rounded(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
+def round_layers(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
     """Weights rounded to a type, as a linear map holds them."""
-    checked_dtype(owner, dtype)
+    check_dtype(f"{owner}: dtype", dtype, "use dtype=torch.float64")
     layers = []
     for rows, bias in exact:
         weight = torch.tensor([[as_float(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)
         shift = torch.tensor([as_float(entry) for entry in bias], dtype=torch.float64).to(dtype)
         if not bool(weight.isfinite().all() and shift.isfinite().all()):
-            rule = "cannot carry the weights"
-            raise RangeError(f"{owner}: dtype", dtype, rule, "use a wider type or smaller numbers")
+            remedy = "use a wider type or smaller numbers"
+            raise RangeError(f"{owner}: dtype", dtype, "cannot carry the weights", remedy)
         layers.append((weight, shift))
     return tuple(layers)
 
 
 def as_fractions(layers: Rounded) -> Layers:
     """Tensors as the fractions they are."""
+    numbers = [(weight.double().tolist(), bias.double().tolist()) for weight, bias in layers]
     return tuple(
-        Layer(
-            tuple(tuple(map(Fraction, row)) for row in weight.double().tolist()),
-            tuple(map(Fraction, bias.double().tolist())),
-        )
-        for weight, bias in layers
+        Layer(tuple(tuple(map(Fraction, row)) for row in rows), tuple(map(Fraction, b))) for rows, b in numbers
     )
 
 
@@ -184,17 +185,22 @@ class ReluLinear(ReluNetwork):
         return f"within {self.bound:.3g} of {line} {where}, with {self.units} hidden units"
 
     def verify(self) -> Proof:
-        achieved = line_error(as_fractions(self.layers), self.slope, self.intercept, self.low, self.high)
+        errors: list[Fraction | float] = []
+        for low, high, slope, height in pieces(as_fractions(self.layers), self.low, self.high):
+            tilt, lift = slope - self.slope, height - self.intercept
+            # Lines that are not parallel part without end.
+            ends = [math.inf if math.isinf(x) else abs(tilt * Fraction(x) + lift) for x in (low, high)]
+            errors += ends if tilt else [abs(lift)]
         steps = (
             "σ(z) − σ(−z) = z, so the units m·x + b and −m·x − b, subtracted, are the line [claim relu-linear-a]",
             "every piece of the rounded network is compared with the line at its ends, in fractions",
         )
-        return Proof(self.promise, self.bound, rounded_up(achieved), steps)
+        return Proof(self.promise, self.bound, rounded_up(max(errors)), steps)
 
     def picture(self) -> Chart:
         m, b = float(self.slope), float(self.intercept)
         low, high = (-2.0, 2.0) if math.isinf(self.low) else (float(self.low), float(self.high))
-        return self.drawn("A line from two ReLUs", "line", lambda x: m * x + b, low, high)
+        return self.error_chart("A line from two ReLUs", "line", lambda x: m * x + b, low, high)
 
 
 @declared("relu_linear")
@@ -211,13 +217,12 @@ def relu_linear(
     m, b = checked_number("relu_linear: m", m), checked_number("relu_linear: b", b)
     low, high = (-math.inf, math.inf) if interval is None else checked_interval("relu_linear", interval)
     exact = (Layer(((m,), (-m,)), (b, -b)), Layer(((Fraction(1), Fraction(-1)),), (Fraction(0),)))
-    layers = rounded("relu_linear", exact, dtype)
-    bound = rounded_up(line_error(as_fractions(layers), m, b, low, high))
-    if math.isinf(bound):
+    network = ReluLinear(exact, round_layers("relu_linear", exact, dtype), 0.0, m, b, low, high).with_proved_error()
+    if math.isinf(network.bound):
         rule = f"is not a {named(dtype)} number, and a rounded slope drifts from the line without end"
         remedy = "give an interval, or a shorter one, or a slope that the type holds"
         raise ParameterError("relu_linear: m", m, rule, remedy)
-    return ReluLinear(exact, layers, bound, m, b, low, high)
+    return network
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +250,7 @@ class ReluSquare(ReluNetwork):
         return Proof(self.promise, self.bound, rounded_up(square_error(as_fractions(self.layers))), steps)
 
     def picture(self) -> Chart:
-        return self.drawn(f"x² from {self._size('ReLUs')}", "x²", torch.square, 0.0, 1.0)
+        return self.error_chart(f"x² from {self._size('ReLUs')}", "x²", torch.square, 0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,16 +285,15 @@ def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.floa
     """
     checked_eps("relu_square", eps)
     eps = checked_number("relu_square: eps", eps)
-    kind, weights, error = (ReluSquareDeep, sawtooth, sawtooth_error) if deep else (ReluSquare, hinges, square_error)
+    kind, weights = (ReluSquareDeep, sawtooth) if deep else (ReluSquare, hinges)
     best = math.inf
     for size in _depths(eps) if deep else _widths(eps):
         exact = weights(size)
-        layers = rounded("relu_square", exact, dtype)
-        bound = rounded_up(error(as_fractions(layers)))
-        if bound <= eps:
-            return kind(exact, layers, bound)
-        best = min(best, bound)
-        if bound > 8 * eps:
+        network = kind(exact, round_layers("relu_square", exact, dtype), 0.0).with_proved_error()
+        if network.bound <= eps:
+            return network
+        best = min(best, network.bound)
+        if network.bound > 8 * eps:
             break  # what is missing is bits, and more units bring none
     rule = f"is finer than weights of type {named(dtype)} can follow x²"
     remedy = f"use eps of at least {best:.2g}, or a wider dtype"
@@ -335,20 +339,6 @@ def square_error(layers: Layers) -> Fraction:
         low, high = Fraction(piece.low), Fraction(piece.high)
         for x in (low, high, min(max(piece.slope / 2, low), high)):
             worst = max(worst, abs(x * x - piece.slope * x - piece.height))
-    return worst
-
-
-def line_error(
-    layers: Layers, m: Fraction, b: Fraction, low: Fraction | float, high: Fraction | float
-) -> Fraction | float:
-    """The largest distance of a network of one hidden layer from a line, exactly; inf where there is none."""
-    worst: Fraction | float = Fraction(0)
-    for piece in pieces(layers, low, high):
-        tilt, lift = piece.slope - m, piece.height - b
-        for x in (piece.low, piece.high):
-            if tilt and math.isinf(x):
-                return math.inf
-            worst = max(worst, abs(tilt * Fraction(x) + lift) if tilt else abs(lift))
     return worst
 
 

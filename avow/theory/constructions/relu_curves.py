@@ -19,33 +19,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from avow.core import named
+from avow.core import check_dtype, named
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
 from avow.parameters import declared
-from avow.theory.constructions.construction import Proof, checked_dtype, checked_eps
+from avow.theory.constructions import relu
+from avow.theory.constructions.construction import Proof, checked_eps
 from avow.theory.constructions.formulas import FUNCTIONS, compiled
-from avow.theory.constructions.relu import (
-    Layer,
-    Layers,
-    Number,
-    Piece,
-    ReluNetwork,
-    as_fractions,
-    checked_interval,
-    checked_number,
-    pieces,
-    rounded,
-)
+from avow.theory.constructions.relu import Layer, Layers, Number, Piece, ReluNetwork
 
 if TYPE_CHECKING:
     import sympy
-    from flint import arb
 
     Array = NDArray[np.float64]
-    Ball = Callable[[arb], arb]
+    Ball = Callable[[intervals.arb], intervals.arb]
 
+# Where two lines meet, and how far above the function: x and the rise.
+Knot = tuple[float, float]
 MOST_UNITS = 1 << 11
 BITS = 128
 # Parts of eps that are aimed at, one after the other: what is left covers rounding and what the samples missed.
@@ -79,7 +70,7 @@ class ReluPiecewise(ReluNetwork):
         return f"within {self.bound:.6g} of {self.curve.text} everywhere {where}, with {self.units} hidden units"
 
     def verify(self) -> Proof:
-        lines = pieces(as_fractions(self.layers), self.low, self.high)
+        lines = relu.pieces(relu.as_fractions(self.layers), self.low, self.high)
         steps = (
             f"the rounded network is {len(lines)} lines, known in fractions",
             f"balls bound the distance on every line: {self.curve.text} is convex or concave there, or is cut until a "
@@ -92,7 +83,7 @@ class ReluPiecewise(ReluNetwork):
             return torch.tensor(self.curve.values(x.numpy()))
 
         title = f"{self.curve.text} from {self.units} ReLUs"
-        return self.drawn(title, self.curve.text, truth, float(self.low), float(self.high))
+        return self.error_chart(title, self.curve.text, truth, float(self.low), float(self.high))
 
 
 @declared("relu_piecewise")
@@ -109,20 +100,20 @@ def relu_piecewise(
     4
     """
     curve = curve_of(f)
-    checked_dtype("relu_piecewise", dtype)
-    low, high = checked_interval("relu_piecewise", interval)
+    check_dtype("relu_piecewise: dtype", dtype, "use dtype=torch.float64")
+    low, high = relu.checked_interval("relu_piecewise", interval)
     checked_eps("relu_piecewise", eps)
-    eps = checked_number("relu_piecewise: eps", eps)
+    eps = relu.checked_number("relu_piecewise: eps", eps)
     if high - low < max(abs(low), abs(high)) * Fraction(1e-9) + Fraction(1e-290):
         raise RangeError("relu_piecewise: interval", interval, "is too narrow for float64", "widen it")
     best = math.inf
     for aim in AIMS:
-        exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
-        layers = rounded("relu_piecewise", exact, dtype)
-        bound = distance(curve, pieces(as_fractions(layers), low, high))
-        if bound <= eps:
-            return ReluPiecewise(exact, layers, bound, curve, low, high)
-        best = min(best, bound)
+        exact = _layers_through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
+        layers = relu.round_layers("relu_piecewise", exact, dtype)
+        network = ReluPiecewise(exact, layers, 0.0, curve, low, high).with_proved_error()
+        if network.bound <= eps:
+            return network
+        best = min(best, network.bound)
     remedy = "keep to where it is finite"
     if math.isfinite(best):
         remedy = f"use eps of at least {best:.2g}{'' if dtype == torch.float64 else ', or a wider dtype'}"
@@ -130,16 +121,14 @@ def relu_piecewise(
     raise ToleranceUnreachable("relu_piecewise: eps", f"{float(eps):g}", rule, remedy, best)
 
 
-def chain(
-    curve: Curve, interval: tuple[Number, Number], eps: Number, most: int | None = None
-) -> list[tuple[float, float]]:
+def chain(curve: Curve, interval: tuple[Number, Number], eps: Number, most: int = MOST_UNITS) -> list[Knot]:
     """Where the lines of a network within about `eps` would meet, in float64: a sketch, nothing of it proved.
 
-    One unit a line, as `relu_piecewise` first tries it; more than `most` of them, MOST_UNITS unless told, are refused.
+    One unit a line, as `relu_piecewise` first tries it; more than `most` of them are refused.
     """
-    low, high = checked_interval("relu_piecewise", interval)
+    low, high = relu.checked_interval("relu_piecewise", interval)
     band = AIMS[0] * checked_eps("relu_piecewise", eps)
-    knots = knots_of(curve, float(low), float(high), band, MOST_UNITS if most is None else most)
+    knots = knots_of(curve, float(low), float(high), band, most)
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
     return list(zip(xs.tolist(), (curve.values(xs) + rises).tolist(), strict=True))
 
@@ -174,10 +163,10 @@ def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
     low, high, tilt, lift = (intervals.ball(number) for number in piece)
     box, center, reach = low.union(high), (low + high) / 2, (high - low) / 2
 
-    def error(x: arb) -> arb:
+    def error(x: intervals.arb) -> intervals.arb:
         return curve.ball(x) - tilt * x - lift
 
-    def turn(x: arb) -> arb:
+    def turn(x: intervals.arb) -> intervals.arb:
         return curve.slope(x) - tilt
 
     points = [error(low), error(high)]
@@ -198,7 +187,7 @@ def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
     return least, min(intervals.upper(bound) for bound in bounds)
 
 
-def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
+def _stationary(curve: Curve, low: intervals.arb, high: intervals.arb, tilt: intervals.arb) -> intervals.arb:
     """About where a function has a slope, by a secant and a step of Newton's; anywhere between the ends would do."""
     start, end = curve.slope(low) - tilt, curve.slope(high) - tilt
     guess = (low + (high - low) * start / (start - end)).mid()
@@ -206,7 +195,7 @@ def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
     return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
 
 
-def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dtype) -> Layers:
+def _layers_through(curve: Curve, knots: Sequence[Knot], dtype: torch.dtype) -> Layers:
     """The units whose kinks are some knots, moved to where the type can hold them: rising from the first on.
 
     One unit a line: the first gives the slope to begin with, every other a change of slope.
@@ -257,7 +246,7 @@ def curve_of(f: sympy.Expr) -> Curve:
 
 
 def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
-    """A function of one ball that holds an expression's values; not finite where it cannot tell."""
+    """A function of one ball that holds an expression's values; not finite if it cannot tell."""
     try:
         at = compiled(expression, [x])
     except TypeError:  # a derivative that is not a function
@@ -269,20 +258,20 @@ def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
 SAMPLES = 129
 
 
-def knots_of(curve: Curve, low: float, high: float, band: float, most: int) -> list[tuple[float, float]]:
+def knots_of(curve: Curve, low: float, high: float, band: float, most: int) -> list[Knot]:
     """Where lines meet, and how far above the function: each line reaches as far as `band` lets it."""
     starts = [(low, rise) for rise in (0.0, -band, band)]
-    firsts = [(start, _reached(curve, start, high, (high - low) / 1024, band)) for start in starts]
+    firsts = [(start, _farthest_end(curve, start, high, (high - low) / 1024, band)) for start in starts]
     knots = [*max(firsts, key=lambda line: line[1][0])]
     while knots[-1][0] < high:
         if len(knots) > most:
             rule = f"needs more than {most:,} units"
             raise ParameterError("relu_piecewise: eps", f"{band:.2g}", rule, "give a larger eps")
-        knots.append(_reached(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
+        knots.append(_farthest_end(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
     return knots
 
 
-def _reached(curve: Curve, start: tuple[float, float], high: float, step: float, band: float) -> tuple[float, float]:
+def _farthest_end(curve: Curve, start: Knot, high: float, step: float, band: float) -> Knot:
     """The farthest end of a line from `start` that samples find within the band, and its height over the function."""
     left = start[0]
     far, shorter = min(left + 2 * step, high), False
@@ -308,7 +297,7 @@ def _reached(curve: Curve, start: tuple[float, float], high: float, step: float,
     return float(xs[count - 1]), rise
 
 
-def _in_reach(curve: Curve, start: tuple[float, float], xs: Array, band: float) -> tuple[int, float]:
+def _in_reach(curve: Curve, start: Knot, xs: Array, band: float) -> tuple[int, float]:
     """How many samples, one after the other, lines from `start` reach; and the last one's rise over the function.
 
     A line keeps to the band if its slope lies between the steepest of the slopes to the band's lower edge and the

@@ -12,21 +12,17 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from avow.core import named
+from avow.core import check_dtype, named
 from avow.core.chart import Chart
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps, checked_matrix
+from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
 from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
-
-if TYPE_CHECKING:
-    from flint import arb
 
 _BITS = 128
 
@@ -84,7 +80,7 @@ class RobustHeads(Construction):
         steps.append("between the ends each weight is a monotone function of X, a logistic function of one score")
         return Proof(self.promise, self.bound, worst, tuple(steps))
 
-    def _lost(self, head: int, scales: Sequence[float]) -> Iterator[arb]:
+    def _lost(self, head: int, scales: Sequence[float]) -> Iterator[intervals.arb]:
         """1 − the weight of a head's own key, at each scale of the noisy one; the limit if that is infinite."""
         query, own = self.queries[head].double(), (self.noisy, self.other)[head]
         if self.keys is None:
@@ -162,7 +158,7 @@ def robust_heads(
         rule = f"must be two of the keys 0..{n - 1}"
         raise ParameterError("robust_heads: noisy, other", (noisy, other), rule, "try 0 and 1")
     eps = checked_eps("robust_heads", eps)
-    checked_dtype("robust_heads", dtype)
+    check_dtype("robust_heads: dtype", dtype, "use dtype=torch.float64")
     least, most = _ends(law, least, away)
     directions = None if keys is None else _orthonormal(keys.to(dtype), n, tolerance)
     needed = math.log((n - 1) / eps)
@@ -174,16 +170,11 @@ def robust_heads(
     queries = own if directions is None else own @ directions.double()
     # A little longer until the rounded numbers keep the promise: one rounding is enough along the standard basis, and
     # keys that are not quite orthonormal cost about what they are off.
-    best = math.inf
-    for longer in (0.0, *(2.0**-k for k in range(math.frexp(1 / rounding.unit(dtype))[1] + 1, 0, -2))):
-        rounded_queries = (queries * (1 + longer)).to(dtype)
-        if not bool(torch.isfinite(rounded_queries).all()):
-            break
-        heads = RobustHeads(rounded_queries, directions, n, eps, law, noisy, other, least, most)
-        proof = heads.verify()
-        if proof:
-            return heads
-        best = min(best, proof.achieved)
+    margins = (0.0, *(2.0**-k for k in range(math.frexp(1 / rounding.unit(dtype))[1] + 1, 0, -2)))
+    rounded = ((queries * (1 + margin)).to(dtype) for margin in margins)
+    heads, best = first_proved(RobustHeads(q, directions, n, eps, law, noisy, other, least, most) for q in rounded)
+    if heads is not None:
+        return heads
     where = f"for every scale from {float(least):g} to {float(most):g}"
     rule = f"cannot be kept with queries and keys rounded to {named(dtype)} {where}"
     raise ToleranceUnreachable("robust_heads: eps", eps, rule, "use a wider dtype, or bound the scale", best)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +32,8 @@ from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreach
 from avow.numerics import intervals
 from avow.numerics.intervals import longest, rounded, stacked
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix
+from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
 from avow.theory.constructions.projections import dual_basis, linear
-
-if TYPE_CHECKING:
-    from flint import arb, arb_mat
 
 Routes = Mapping[int, int | Sequence[int]]
 
@@ -85,11 +81,11 @@ class Router(Construction):
         smaller = replace(self, scale=self.scale * (1 - _GRAIN))
         return any(intervals.lower(error) > self.eps for error in smaller._errors().values())
 
-    def _errors(self) -> dict[int, arb]:
+    def _errors(self) -> dict[int, intervals.arb]:
         """‖c_i − intended_i‖ / max ‖v_j‖ of every routed token."""
         with intervals.precision(_BITS):
             tokens = intervals.grid(self.tokens)
-            received, values = attended(self, tokens, list(self.routes))
+            received, values = attention_output(self, tokens, list(self.routes))
             intended = _averages(self.routes.values(), len(self.tokens)) * (
                 tokens * intervals.grid(self.carry).transpose()
             )
@@ -132,8 +128,8 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     is delivered, by default all of it; see `feature_map`. Dependent tokens are routed where some bilinear score puts
     every source above the rest, and refused where none does. Tokens equal to a source are sources.
 
-    >>> made = router(torch.eye(3), {0: 1, 1: (0, 2)}, 0.01)
-    >>> round(made.scale, 3), bool(made.verify()), made.is_smallest()
+    >>> head = router(torch.eye(3), {0: 1, 1: (0, 2)}, 0.01)
+    >>> round(head.scale, 3), bool(head.verify()), head.is_smallest()
     (5.493, True, True)
     """
     tokens, eps = checked_matrix("router: tokens", tokens), checked_eps("router", eps)
@@ -179,7 +175,7 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
         raise ParameterError("feature_map: features", shape, "are not proved linearly independent", "drop one of them")
     with intervals.precision(_BITS):
         gain = intervals.grid(torch.diag(torch.tensor([float(x) for x in gains], dtype=torch.float64)))
-        return rounded(intervals.grid(features.mT) * gain * basis.rows, features.dtype)
+        return rounded(intervals.grid(features.mT) * gain * basis, features.dtype)
 
 
 @declared("route_by_weights")
@@ -206,7 +202,9 @@ def route_by_weights(beta: float) -> Router:
     return Router(tokens, {0: (2,), 1: (0,)}, carry, W_Q, torch.eye(4, dtype=torch.float64), carry, 1.0, bound)
 
 
-def attended(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> tuple[arb_mat, arb_mat]:
+def attention_output(
+    hop: Router, tokens: intervals.arb_mat, rows: Sequence[int]
+) -> tuple[intervals.arb_mat, intervals.arb_mat]:
     """What some tokens receive, and the values of all, in balls."""
     queries, keys, values = (tokens * intervals.grid(weight).transpose() for weight in (hop.W_Q, hop.W_K, hop.W_V))
     scores, scale = (queries * keys.transpose()).tolist(), intervals.ball(hop.scale)
@@ -233,15 +231,15 @@ def _queries(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     n = len(tokens)
     basis = dual_basis(tokens.mT)
     if basis is None:
-        return _separating(tokens, table)
+        return _separating_scores(tokens, table)
     pattern = torch.zeros(n, n, dtype=torch.float64)
     for i, sources in table.items():
         pattern[i, list(sources)] = 1.0
     with intervals.precision(_BITS):
-        return rounded(basis.rows.transpose() * intervals.grid(pattern.mT) * basis.rows, torch.float64)
+        return rounded(basis.transpose() * intervals.grid(pattern.mT) * basis, torch.float64)
 
 
-def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
+def _separating_scores(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     """The W_Q with the widest margin of every source over the rest, entries in [−1, 1], by linear programming."""
     from scipy.optimize import linprog
 
@@ -287,13 +285,13 @@ def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     return entries.reshape(width, width)
 
 
-def _with_smallest_scale(made: Router) -> Router:
+def _with_smallest_scale(head: Router) -> Router:
     """The router with the smallest scale whose worst row is proved to keep eps."""
-    wide, scores = made.tokens.double(), made.scores()
-    values = wide @ made.W_V.double().mT
-    carried = wide @ made.carry.double().mT
-    rows = list(made.routes)
-    intended = torch.stack([carried[list(sources)].mean(0) for sources in made.routes.values()])
+    wide, scores = head.tokens.double(), head.scores()
+    values = wide @ head.W_V.double().mT
+    carried = wide @ head.carry.double().mT
+    rows = list(head.routes)
+    intended = torch.stack([carried[list(sources)].mean(0) for sources in head.routes.values()])
     most = values.abs().amax()
     unit, values, intended = (values / most).norm(dim=1).amax(), values / most, intended / most
     ahead = scores[rows] - scores[rows].amax(-1, keepdim=True)
@@ -303,26 +301,26 @@ def _with_smallest_scale(made: Router) -> Router:
         received = weights @ values / weights.sum(-1, keepdim=True)
         return ((received - intended).norm(dim=-1) / unit).amax(-1)
 
-    if float(error(torch.zeros(1, dtype=torch.float64))) <= made.eps and made.verify():
-        return made
+    if float(error(torch.zeros(1, dtype=torch.float64))) <= head.eps and head.verify():
+        return head
     spread = scores[rows].abs().amax().clamp(min=1e-300)
     ladder = torch.logspace(-3, 5, 200, dtype=torch.float64) / spread
     tried = torch.cat([error(part) for part in ladder.split(25)])
-    enough = (tried <= made.eps * (1 - 1e-12)).nonzero().flatten()
+    enough = (tried <= head.eps * (1 - 1e-12)).nonzero().flatten()
     if len(enough):
         first = int(enough[0])
         low, high = (float(ladder[first - 1]) if first else 0.0), float(ladder[first])
         for _ in range(60):
             middle = (low + high) / 2
-            enough_now = float(error(torch.tensor([middle], dtype=torch.float64))) <= made.eps
-            low, high = (low, middle) if enough_now else (middle, high)
-        for more in (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7):
-            candidate = replace(made, scale=high * (1 + more))
-            if candidate.verify():
-                return candidate
-    rule = f"cannot be kept with weights rounded to {named(made.tokens.dtype)}"
+            keeps = float(error(torch.tensor([middle], dtype=torch.float64))) <= head.eps
+            low, high = (low, middle) if keeps else (middle, high)
+        margins = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7)
+        proved, _ = first_proved(replace(head, scale=high * (1 + margin)) for margin in margins)
+        if proved is not None:
+            return proved
+    rule = f"cannot be kept with weights rounded to {named(head.tokens.dtype)}"
     remedy = "use a wider type, or tokens further from dependent"
-    raise ToleranceUnreachable("router: eps", made.eps, rule, remedy, float(tried.amin()))
+    raise ToleranceUnreachable("router: eps", head.eps, rule, remedy, float(tried.amin()))
 
 
 @dataclass(frozen=True)
@@ -350,7 +348,7 @@ class Program(Construction):
         with intervals.precision(_BITS):
             tokens = intervals.grid(self.routers[0].tokens)
             for hop in self.routers:
-                tokens = _delivered(tokens, hop, self.residual)
+                tokens = _after_hop(tokens, hop, self.residual)
             return rounded(tokens, torch.float64)
 
     def verify(self) -> Proof:
@@ -360,8 +358,8 @@ class Program(Construction):
             keep = intervals.grid(self.residual).transpose()
             actual = wanted = intervals.grid(self.routers[0].tokens)
             for l, hop in enumerate(self.routers):
-                wanted = _delivered(wanted, hop, self.residual)
-                received, _ = attended(hop, actual, range(len(hop.tokens)))
+                wanted = _after_hop(wanted, hop, self.residual)
+                received, _ = attention_output(hop, actual, range(len(hop.tokens)))
                 actual = actual * keep + received
                 off = intervals.upper(longest(actual - wanted) / longest(wanted))
                 steps.append(f"after hop {l + 1}: every token within {off:.6g} of the longest")
@@ -415,38 +413,32 @@ def program(
     tables = [routing_table({i: i for i in range(n)} | dict(hop), n) for hop in hops]
     each, best = eps / (2 * len(hops)), math.inf
     for _ in range(12):
+        routers, before = [], tokens
         try:
-            made = Program(_compiled(tokens, tables, each, carry, residual), residual, eps)
+            for table in tables:
+                # Each router is compiled on the tokens intended before its hop.
+                routers.append(router(before, table, each, carry=carry))
+                with intervals.precision(_BITS):
+                    before = rounded(_after_hop(intervals.grid(before), routers[-1], residual), tokens.dtype)
         except ToleranceUnreachable:
             break
-        proof = made.verify()
+        chain = Program(tuple(routers), residual, eps)
+        proof = chain.verify()
         if proof:
-            return made
+            return chain
         best = min(best, proof.achieved)
         each *= max(1e-3, min(0.5, eps / proof.achieved))
     rule = f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise"
     raise ToleranceUnreachable("program: eps", eps, rule, "use float64 or fewer hops", best)
 
 
-def _compiled(
-    tokens: Tensor, tables: Sequence[Mapping[int, tuple[int, ...]]], eps: float, carry: Tensor, residual: Tensor
-) -> tuple[Router, ...]:
-    """A router for each hop, each on the tokens intended before it."""
-    routers: list[Router] = []
-    for table in tables:
-        routers.append(router(tokens, table, eps, carry=carry))
-        with intervals.precision(_BITS):
-            tokens = rounded(_delivered(intervals.grid(tokens), routers[-1], residual), tokens.dtype)
-    return tuple(routers)
-
-
-def _delivered(tokens: arb_mat, hop: Router, residual: Tensor) -> arb_mat:
+def _after_hop(tokens: intervals.arb_mat, hop: Router, residual: Tensor) -> intervals.arb_mat:
     """residual·x + carry·(sources' average), perfectly."""
     carried = tokens * intervals.grid(hop.carry).transpose()
     sources = [hop.routes[i] for i in range(len(hop.tokens))]
     return tokens * intervals.grid(residual).transpose() + _averages(sources, len(sources)) * carried
 
 
-def _averages(routes: Iterable[Sequence[int]], n: int) -> arb_mat:
+def _averages(routes: Iterable[Sequence[int]], n: int) -> intervals.arb_mat:
     """The matrix that averages sources among n tokens, a row for each destination."""
     return stacked([[intervals.ball(int(j in sources)) / len(sources) for j in range(n)] for sources in routes])

@@ -190,8 +190,8 @@ def test_goals_are_judged_by_what_was_found() -> None:
 
 def test_calls_take_turns() -> None:
     order: list[str] = []
-    times = Clock("cpu", 2, 2).in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")})
-    assert order == list("aabbaabb") and set(times) == {"a", "b"}
+    times = Clock("cpu", 2, 2).in_turns(lambda: order.append("a"), lambda: order.append("b"))
+    assert order == list("aabbaabb") and len(times) == 2 and all(seconds > 0 for seconds in times)
 
 
 def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
@@ -205,8 +205,8 @@ def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--length", "0"], "length=0 must be at least 1; try --length 65536"),
-        (["--length", "64", "--length", "-3"], "length=-3 must be at least 1; try --length 65536"),
+        (["--length", "0"], "length='0' must be at least 1; see avow bench decode --help"),
+        (["--length", "64", "--length", "-3"], "length='-3' must be at least 1; see avow bench decode --help"),
         (["--device", "abacus"], "device=abacus is not available; use --device cpu"),
         (["--heads", "nowhere"], "heads=nowhere is not a folder; name a folder of .safetensors files with q, k and v"),
         (["--heads", "empty"], "heads=empty holds no .safetensors file; save q, k and v of some heads there"),

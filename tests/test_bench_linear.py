@@ -15,16 +15,15 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import avow
-from avow.bench import linear, linear_checks, linear_speeds
+from avow.bench import linear, linear_checks
 from avow.bench.clock import Clock
 from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, relative_error
-from avow.bench.linear_speeds import fla, peer_of, performer
 from avow.bench.results import Row
 from avow.cli import app
 from avow.kernels.interpreted import interpret
 
 interpret()
-TINY = linear_speeds.Sizes(70, 1, (16,), (20,), 1, 1)
+TINY = linear.Sizes(70, 1, (16,), (20,), 1, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def run(*arguments: str, code: int = 0) -> Any:
 
 
 def test_a_cpu_measures_the_plain_path_beside_exact_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.PlainSizes((128,), 1, 16, 1))
+    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.Sizes(128, 1, (16,), (128,), 1, 1))
     done = run("--device", "cpu", "--quick", "--json")
     (result,) = json.loads(done.stdout)["results"]
     assert [row["method"] for row in result["rows"]] == ["separable", "random_features"]
@@ -50,7 +49,7 @@ def test_a_cpu_measures_the_plain_path_beside_exact_attention(monkeypatch: pytes
 
 
 def test_an_answer_beyond_its_certificate_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.PlainSizes((128,), 1, 16, 1))
+    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.Sizes(128, 1, (16,), (128,), 1, 1))
     honest = avow.attend
 
     def careless(*arguments: Any, **others: Any) -> Any:
@@ -67,7 +66,7 @@ def test_an_answer_beyond_its_certificate_gets_no_speed(monkeypatch: pytest.Monk
     ("arguments", "told"),
     [
         (["--only", "cubic"], "only=cubic must be one of linear, random, separable, step; leave --only out"),
-        (["--fuzz", "-1"], "fuzz=-1 must be at least 0; try --fuzz 200"),
+        (["--fuzz", "-1"], "fuzz='-1' must be at least 0; see avow bench linear --help"),
         (["--device", "cpu", "--tune"], "device=cpu is for kernels, which need a GPU; use a GPU, or --rehearse"),
     ],
     ids=str,
@@ -85,7 +84,7 @@ def test_steps_that_pass_are_timed_and_steps_that_do_not_are_not(monkeypatch: py
         return honest.call(q, k, v, state) * 1.1
 
     monkeypatch.setitem(STEPS, "separable", honest._replace(call=careless))
-    monkeypatch.setattr(linear_speeds, "HEADS", 1)
+    monkeypatch.setattr(linear, "HEADS", 1)
     monkeypatch.setattr(linear_checks, "_TOKENS", 3)
     (result,) = linear.run("cpu", TINY, "step", lambda told: None, rehearsed=True)
     assert [row["step"] for row in result.rows] == ["random features"]
@@ -117,27 +116,26 @@ def test_random_shapes_and_tables_come_out_at_tiny_sizes() -> None:
     (shapes,) = linear.shapes("cpu", 1, rehearsed=True)
     assert shapes.title == "1 random shapes and types, 0 faults"
     clock = Clock("cpu", 1, 1)
-    rows: list[Row] = list(linear_speeds.timed("cpu", TINY, ["separable"], clock, 1e9))
+    rows: list[Row] = list(linear.timed("cpu", TINY, ["separable"], clock, 1e9))
     assert rows[0]["kernel"] == "separable" and float(rows[0]["of the limit"] or 0) > 0
     aims = list(linear.goals([rows[0] | {"of the limit": 0.71}]))
     assert [str(goal) for goal in aims] == ["met: separable, d = 16: of the limit at least 0.7; found 0.71"]
-    (beside,) = linear_speeds.crossed("cpu", TINY, "separable, causal")
+    (beside,) = linear.crossed("cpu", TINY, "separable, causal")
     assert float(beside["faster"] or 0) > 0
-    assert len(list(linear_speeds.stages("cpu", TINY, clock, 1e9))) == 3
+    assert len(list(linear.stages("cpu", TINY, clock, 1e9))) == 3
     late: Row = {"step": "separable", "batch": 64, "over the state's way": 1.6}
     assert [str(goal) for goal in linear.step_goals([late])] == [
-        "MISSED: separable: a step within 1.5 of its state's way; found 1.6"
+        "MISSED: separable: a step within 1.5 of moving its state; found 1.6"
     ]
 
 
 def test_peers_are_optional(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fla() is None and performer() is None
-    told = capsys.readouterr().err
-    assert "flash-linear-attention is not here (ModuleNotFoundError" in told and "performer-pytorch is not" in told
-    assert peer_of("linear", None) is None and peer_of("separable", object()) is None
+    assert linear.peer("flash-linear-attention", "fla.ops.linear_attn", "chunk_linear_attn") is None
+    assert "flash-linear-attention is not here (ModuleNotFoundError" in capsys.readouterr().err
+    assert linear.fla_call("linear", None) is None and linear.fla_call("separable", object()) is None
 
     def rival(q: Tensor, k: Tensor, v: Tensor, scale: float, normalize: bool) -> tuple[Tensor, bool]:
         return q, normalize
 
-    call = peer_of("random features", rival)
+    call = linear.fla_call("random features", rival)
     assert call is not None and call(*torch.randn(3, 1, 1, 5, 16)).shape[-1] == FEATURES

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import avow
 from avow import file_io
 from avow.bench import compare
-from avow.cli.lists import methods
+from avow.cli.options import methods
 from avow.core import Method
 from tests.helpers.command import refused, run
 
@@ -118,8 +118,8 @@ def test_a_picture_is_written_on_request() -> None:
             ["--methods", "exact", "--set", "low_rank.rank=8"],
             "set='low_rank.rank=8' sets a method that is not compared; ",
         ),
-        (["--length", "0"], "length=0 must be at least 1; try --length 8192"),
-        (["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
+        (["--length", "0"], "length='0' must be at least 1; see avow "),
+        (["--threads", "0"], "threads='0' must be at least 1; see avow "),
         (["--device", "abacus"], "device=abacus is not available; use --device cpu"),
         (["--html", "."], "path=. is a folder; name a file in it"),
         (["--input", "none.safetensors"], "input=none.safetensors does not exist; check the path"),
@@ -245,4 +245,5 @@ def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:
     assert memory() > step + 65535 * 8 * 4
     assert memory("--queries", "1", "--causal") == step, "the last query sees every key"
     assert memory("--queries", "2") > step
-    assert "queries=0 must be from 1 to the 2048 there are" in refused("plan", "--queries", "0")
+    assert "queries='0' must be at least 1" in refused("plan", "--queries", "0")
+    assert "queries=9 must be from 1 to the 8 there are" in refused("plan", "--length", "8", "--queries", "9")

@@ -83,7 +83,7 @@ def test_the_page_and_the_table_say_the_same(made: tuple[Path, dict[str, Any]], 
     assert (out / "knowledge.png").read_bytes().startswith(b"\x89PNG")
     asked = ["--corpus", people, "--attentions", "separable", "--steps", "4", "--device", "cpu", "--out", str(out)]
     shown = knowledge(*asked, "--resume", *TINY)
-    assert shown.stderr.count("had finished before") == 2 and "began" not in shown.stderr
+    assert shown.stderr.count("was already finished") == 2 and "began" not in shown.stderr
     for row in document["rows"]:
         cells = [row["arm"], f"{row['right']}/{row['asked']}", f"{row['accuracy']:.1%}"]
         assert re.search(r"\s+".join(map(re.escape, cells)), shown.stdout)

@@ -122,8 +122,9 @@ def test_every_setting_of_every_method_stands_among_the_costs() -> None:
     named = {one["name"] for one in drawn_costs["data"] if one.get("name")}
     assert named >= {"frontier", "exact", "low_rank", "random_features", "sparse"}
     assert named >= {"separable (another mechanism)", "latent (another mechanism)"}
-    words = {name.replace(" (", ", ").rstrip(")").replace("_", " ") for name in named - {"frontier"}}
-    assert {one["words"] for one in answer["legend"]} == words
+    legend = {one["words"]: one["own_mechanism"] for one in answer["legend"]}
+    names = {name.replace("_", " ") for name in named - {"frontier"}}
+    assert {words + (" (another mechanism)" if own else "") for words, own in legend.items()} == names
     assert set(costs(drawn_costs, "exact")) == {1.0}
     assert len(set(costs(drawn_costs, "low_rank"))) == 3 and len(set(costs(drawn_costs, "sparse"))) == 1
     texts = [text for one in drawn_costs["data"] if one["name"] == "sparse" for text in one.get("text", ())]

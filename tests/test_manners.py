@@ -40,11 +40,11 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("compare --length", "option=--length must have a value; see avow"),
         ("compare --length many", "length='many' must be a whole number; see avow compare --help"),
         ("plan --tol tight", "tol='tight' must be a number; see avow plan --help"),
-        ("compare this", "arguments=this are not taken by avow compare; see avow compare --help"),
-        ("compare --length 99999999999", "memory=all there is is not enough for these sizes; try smaller ones"),
+        ("compare this", "arguments=this are not accepted by avow compare; see avow compare --help"),
+        ("compare --length 99999999999", "memory=all available is not enough for these sizes; try smaller ones"),
         (
             "construct copy --orthonormal 99999999",
-            "memory=all there is is not enough for these sizes; try smaller ones",
+            "memory=all available is not enough for these sizes; try smaller ones",
         ),
         ("compare --patience nan", "patience=nan must be above 0; try --patience 20"),
         ("construct robust-heads", "keys=nothing must be given in one way; use one of --keys FILE, --orthonormal N"),
@@ -53,16 +53,16 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("train sample", "run=nothing must be given; see avow train sample --help"),
         ("construct mixture", "weights=nothing must be given; see avow construct mixture --help"),
         ("plan --kind copying,diffuse", "kind='copying,diffuse' must be one kind; try --kind copying"),
-        ("plan --length 0", "length=0 must be at least 1; try --length 8192"),
+        ("plan --length 0", "length='0' must be at least 1; see avow plan --help"),
         ("plan --batch 4", "batch=4 needs --ranks; add --ranks 8, or leave --batch out"),
         ("plan --dtype float16", "dtype=float16 needs --ranks; add --ranks 8, or leave --dtype out"),
         ("plan --latency 5us", "latency=5us needs --ranks; add --ranks 8, or leave --latency out"),
         ("plan --key-heads 2", "key-heads=2 needs --ranks; add --ranks 8, or leave --key-heads out"),
-        ("plan --ranks 0", "ranks=0 must be at least 1; try --ranks 8"),
+        ("plan --ranks 0", "ranks='0' must be at least 1; see avow plan --help"),
         ("plan --ranks 8 --link 1GB/s --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
         ("compare --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
-        ("profile model --text a --html a.html --plan ./a.html", "path=a.html is given for two files; name another"),
-        ("compare --html a.png --png a.png", "path=a.png is given for two files; name another place for one of them"),
+        ("profile model --text a --html a.html --plan ./a.html", "path=a.html is given for two files; give one"),
+        ("compare --html a.png --png a.png", "path=a.png is given for two files; give one of them another path"),
         ("bench shards --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
     ],
 )
@@ -81,7 +81,7 @@ def test_summaries_fit_a_line_of_eighty() -> None:
         assert "Commands:" in shown and "..." not in shown.partition("Commands:")[2], shown
 
 
-def test_commands_are_listed_in_the_order_of_a_curious_person() -> None:
+def test_commands_are_listed_in_the_order_in_which_a_new_user_tries_them() -> None:
     listed = re.findall(r"^  (\w+) ", run("--help").stdout.partition("Commands:")[2], re.MULTILINE)
     assert tuple(listed) == error_formatting.ORDER and set(listed) == {path[0] for path, _ in commands()}
 
@@ -121,7 +121,7 @@ def test_a_terminal_without_the_character_gets_a_question_mark() -> None:
 @pytest.mark.parametrize(
     ("number", "line"),
     [
-        (errno.ENOSPC, "avow: file=output failed (No space left on device); check disk and rights\n"),
+        (errno.ENOSPC, "avow: file=output failed (No space left on device); check free space and permissions\n"),
         (errno.EPIPE, ""),  # a reader who has seen enough needs no word
     ],
 )

@@ -48,12 +48,10 @@ def test_each_head_answers_as_its_own_setting_does_alone() -> None:
     q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
     settings = (LOOSE, EXACT, TIGHT, LOOSE)
 
-    def attend(setting: Setting, query: Tensor, view: Seen) -> Any:
-        return avow.attend(query, view.key, view.value, tol=setting.tol, method=setting.method, enable_gqa=True)
-
-    out, certificate = by_heads(settings, q, Seen(k, v, None, False), attend)
+    out, certificate = by_heads(settings, q, Seen(k, v, None, False))
     for head, setting in enumerate(settings):
-        alone = attend(setting, q[:, head : head + 1], Seen(k[:, head // 2, None], v[:, head // 2, None], None, False))
+        own = q[:, head : head + 1], k[:, head // 2, None], v[:, head // 2, None]
+        alone = avow.attend(*own, tol=setting.tol, method=setting.method)
         assert torch.allclose(out[:, head], alone.out[:, 0], atol=1e-6)
         assert float(certificate.rows[0, head]) == pytest.approx(alone.certificate.bound, rel=1e-6)
         assert float(certificate.rows[0, head]) <= (setting.tol or 1e-4)
@@ -183,11 +181,11 @@ def test_a_plan_for_other_layers_or_heads_is_refused() -> None:
         ('{"format": "avow plan 1"}', "is not a plan for a model (KeyError: 'layers')"),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "none", "tol": 1}]}}',
-            "asks what cannot be done (method='none' is not a method; ",
+            "holds a wrong setting (method='none' is not a method; ",
         ),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "exact", "tol": 1, "rows": 2}]}}',
-            "is not a plan for a model (ValueError: it asks a head for 'rows')",
+            "is not a plan for a model (ValueError: 'rows' is not a setting of a head)",
         ),
     ],
 )

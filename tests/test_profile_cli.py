@@ -108,7 +108,7 @@ def test_an_installed_package_is_found_and_none_of_its_code_is_run(
         (None, ["--tol", "0"], "tol=0.0 must be above 0 and finite; try tol=1e-2"),
         (None, ["--budget", "2"], "budget=2.0 must be above 0 and at most 1; try budget=0.5"),
         (None, ["--html", "/proc/none/a.html"], "path=/proc/none/a.html has no folder"),
-        (None, ["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
+        (None, ["--threads", "0"], "threads='0' must be at least 1; see avow "),
     ],
 )
 def test_a_wrong_argument_is_named(folder: Path, model: str | None, arguments: list[str], words: str) -> None:

@@ -25,9 +25,9 @@ from avow.bench.compare import (
     Point,
     Row,
     Step,
+    audited,
     decoding,
     frontier,
-    largest_errors,
     last_query,
 )
 from avow.bench.workloads import workload
@@ -90,9 +90,9 @@ def test_the_measured_error_sees_a_wrong_row() -> None:
     w = workload("diffuse", 1, 32, 8)
     exact = method_named("exact")()
     out, _ = avow.attend(w.q, w.k, w.v)
-    assert largest_errors(out, w, exact, 0).error < 1e-5 > largest_errors(out, w, exact, 0).relative / 100
+    assert audited(out, w, exact, 0).bound < 1e-5 > audited(out, w, exact, 0).relative / 100
     out[0, 0, 17] += 1.0
-    assert largest_errors(out, w, exact, 0).relative > largest_errors(out, w, exact, 0).error > 0.1
+    assert audited(out, w, exact, 0).relative > audited(out, w, exact, 0).bound > 0.1
 
 
 def test_nothing_on_the_frontier_is_beaten_and_everything_off_it_is() -> None:
@@ -124,7 +124,7 @@ def test_another_temperature_is_another_target() -> None:
     row = Bench(["separable"], {"separable": warm}, pairs=1).board(w, lambda step: None).rows[0]
     assert row.measured is not None and row.measured.error < 1e-3
     out, _ = avow.attend(w.q, w.k, w.v, method="separable")
-    assert largest_errors(out, w, warm, 0).error > row.measured.error
+    assert audited(out, w, warm, 0).bound > row.measured.error
 
 
 def test_what_would_take_too_long_is_named_not_run() -> None:

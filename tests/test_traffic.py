@@ -59,8 +59,8 @@ def test_a_model_that_forgets_a_number_is_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_an_answer_that_is_not_one_shards_is_caught() -> None:
     found = simulated("exact (ring)", 2)
-    assert found._replace(apart=1e-3).fault == "exact (ring) over 2: 0.001 from one shard's answer"
-    assert found._replace(apart=float("nan")).fault
+    assert found._replace(distance=1e-3).fault == "exact (ring) over 2: 0.001 from one shard's answer"
+    assert found._replace(distance=float("nan")).fault
 
 
 def test_a_price_does_not_load_torchs_compiler() -> None:

@@ -1,4 +1,4 @@
-"""Caches to decode from (made-up sharp or diffuse ones, real heads resampled), exact attention of PyTorch to compare
+"""Caches to decode from (synthetic sharp or diffuse ones, real heads resampled), exact attention of PyTorch to compare
 with, the distance from the truth, and checks in several processes."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,18 +102,18 @@ def stored(folder: Path) -> list[Workload]:
 def real(device: str, sizes: Sizes, n: int, loads: list[Workload]) -> Case:
     """Heads of a trained model, resampled to n tokens; heads of 64 dimensions are paired to 128."""
     generator = torch.Generator().manual_seed(n)
-    heads: list[tuple[Tensor, Tensor, Tensor]] = []
+    heads: list[tuple[Tensor, ...]] = []
     for load in loads:
         q, k, v = load.q[0], load.k[0], load.v[0]
-        siblings = q.shape[0] // k.shape[0]
-        for i in range(k.shape[0]):
-            j = (i + 1) % k.shape[0] if k.shape[-1] == 64 else i
-            rows = torch.stack([q[i * siblings + a % siblings] for a in range(sizes.heads // sizes.groups)])[:, -2:]
-            others = torch.stack([q[j * siblings + (a + 1) % siblings] for a in range(sizes.heads // sizes.groups)])[
-                :, -2:
+        groups, siblings = k.shape[0], q.shape[0] // k.shape[0]
+        for i in range(groups):
+            # A head, and for a pair another sibling of the next key head.
+            parts = [(i, 0), ((i + 1) % groups, 1)] if k.shape[-1] == 64 else [(i, 0)]
+            of_shared = [
+                torch.cat([q[j * siblings + (a + shift) % siblings, -2:] for j, shift in parts], -1)
+                for a in range(sizes.heads // sizes.groups)
             ]
-            pair = (lambda x, y: torch.cat([x, y], -1)) if k.shape[-1] == 64 else (lambda x, y: x)
-            heads.append((pair(rows, others), pair(k[i], k[j]), pair(v[i], v[j])))
+            heads.append((torch.stack(of_shared), *(torch.cat([x[j] for j, _ in parts], -1) for x in (k, v))))
     chosen = [heads[i % len(heads)] for i in range(sizes.groups)]
     q = torch.cat([x[0] for x in chosen])[None].to(device, sizes.dtype)  # (1, h, 2, 128)
     k, v = (torch.stack([x[part] for x in chosen])[None] for part in (1, 2))
@@ -124,31 +125,30 @@ def real(device: str, sizes: Sizes, n: int, loads: list[Workload]) -> Case:
 
 
 def distances(case: Case, out: Tensor) -> Tensor:
-    """How far answers are from the truth, in the unit of bounds, one key head at a time."""
+    """The errors of answers (1, h, d), in the unit of bounds, one key head at a time."""
     errors = []
     r = case.q.shape[1] // case.k.shape[1]
     for head in range(case.k.shape[1]):
         k, v = case.k[0, head].double(), case.v[0, head].double()
         rows = slice(head * r, head * r + r)
         truth = torch.softmax(case.q[0, rows].double() @ k.T * case.scale, -1) @ v
-        apart = torch.linalg.vector_norm(out[0, rows].double() - truth, dim=-1)
-        errors.append(apart / torch.linalg.vector_norm(v, dim=-1).amax())
+        error = torch.linalg.vector_norm(out[0, rows].double() - truth, dim=-1)
+        errors.append(error / torch.linalg.vector_norm(v, dim=-1).amax())
     return torch.cat(errors)[None]
+
+
+def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """PyTorch's exact attention by one of its backends."""
+    with sdpa_kernel(BACKENDS[backend]):
+        return scaled_dot_product_attention(q, k, v, **options)
 
 
 def exact(case: Case) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Every exact attention that is right here, sibling heads as heads that share keys and as rows of one head."""
-    groups, d = case.k.shape[1], case.q.shape[-1]
-    q = case.q.unsqueeze(2)
-    rows = case.q.view(1, groups, -1, d)
-    names = ["cuDNN", "flash", "efficient"] if case.q.is_cuda else ["flash", "math"]
-    for name in names:
-        for form, x, shared in (("heads", q, True), ("rows", rows, False)):
-
-            def call(x: Tensor = x, shared: bool = shared, name: str = name) -> Tensor:
-                with sdpa_kernel(BACKENDS[name]):
-                    return scaled_dot_product_attention(x, case.k, case.v, scale=case.scale, enable_gqa=shared)
-
+    q, rows = case.q.unsqueeze(2), case.q.view(1, case.k.shape[1], -1, case.q.shape[-1])
+    for name in ("cuDNN", "flash", "efficient") if case.q.is_cuda else ("flash", "math"):
+        for form, x in (("heads", q), ("rows", rows)):
+            call = partial(sdpa, name, x, case.k, case.v, scale=case.scale, enable_gqa=form == "heads")
             try:
                 out = call().reshape(case.q.shape)
             except RuntimeError as error:

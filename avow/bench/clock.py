@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # The profiler announces each start and stop on stderr unless it is told not to.
+    # Otherwise the profiler announces each start and stop on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
@@ -63,40 +63,27 @@ def peak_bytes(call: Call, device: torch.device) -> int:
     return most
 
 
-class Clock:
-    """Median times of calls: on a GPU of their CUDA graphs by events, elsewhere of the calls themselves."""
+class Clock(NamedTuple):
+    """Median times over `rounds` of `calls` calls each."""
 
-    def __init__(self, device: str, rounds: int, calls: int) -> None:
-        self.device, self.rounds, self.calls = device, rounds, calls
+    device: str
+    rounds: int
+    calls: int
 
-    def seconds(self, call: Call) -> float:
-        """What one call takes; on a GPU, replayed from a graph."""
-        return self.in_turns({"": call})[""]
+    def seconds(self, call: Call, graph: bool = True) -> float:
+        """What one call takes."""
+        return self.in_turns(call, graph=graph)[0]
 
-    def eager(self, call: Call) -> float:
-        """What one call takes without a graph: for calls that no graph can hold."""
-        return self.eagerly({"": call})[""]
+    def in_turns(self, *calls: Call, graph: bool = True) -> list[float]:
+        """What each call takes: on a GPU by events, replayed from a CUDA graph unless `graph` is false.
 
-    def in_turns(self, calls: Mapping[str, Call]) -> dict[str, float]:
-        """What each call takes; on a CPU they take turns, so that a busy machine slows them all."""
+        On a CPU they take turns, so that a busy machine slows them all.
+        """
         if self.device == "cuda":
-            return {name: self._by_events(self._replay(call)) for name, call in calls.items()}
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(self.rounds):
-            for name, call in calls.items():
-                times[name].append(timed(call, torch.device(self.device), self.calls))
-        return {name: statistics.median(seconds) for name, seconds in times.items()}
-
-    def eagerly(self, calls: Mapping[str, Call]) -> dict[str, float]:
-        """What each call takes without a graph; on a CPU they take turns."""
-        if self.device != "cuda":
-            return self.in_turns(calls)
-        times = {}
-        for name, call in calls.items():
-            for _ in range(2):
-                call()
-            times[name] = self._by_events(call)
-        return times
+            return [self._by_events(_replay(call) if graph else call) for call in calls]
+        device = torch.device(self.device)
+        rounds = [[timed(call, device, self.calls) for call in calls] for _ in range(self.rounds)]
+        return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
     def bandwidth(self) -> float:
         """Bytes that a simple kernel reads and writes in a second; what CUDA graphs copy by themselves is slower."""
@@ -104,11 +91,9 @@ class Clock:
         target = torch.empty_like(room)
         return 2 * 4 * room.numel() / self.seconds(lambda: torch.mul(room, 2, out=target))
 
-    def peak(self, call: Call) -> float:
-        """The bytes that a call takes on a GPU beyond what was there before it."""
-        return float(peak_bytes(call, torch.device("cuda"))) if self.device == "cuda" else 0.0
-
     def _by_events(self, call: Call) -> float:
+        for _ in range(2):
+            call()
         times = []
         for _ in range(self.rounds):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -120,40 +105,37 @@ class Clock:
             times.append(start.elapsed_time(end) / 1e3 / self.calls)
         return statistics.median(times)
 
-    @staticmethod
-    def _replay(call: Call) -> Call:
-        """The call's CUDA graph; the call itself if it cannot be captured."""
-        aside = torch.cuda.Stream()
-        try:
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(3):
-                    call()
-            torch.cuda.current_stream().wait_stream(aside)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+
+def _replay(call: Call) -> Call:
+    """The call's CUDA graph; the call itself if it cannot be captured."""
+    aside = torch.cuda.Stream()
+    try:
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
                 call()
-            graph.replay()
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            print(f"  timed without a graph ({str(error).splitlines()[0][:80]})", file=sys.stderr)
-            return call
-        return graph.replay
+        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        graph.replay()
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(f"  timed without a graph ({str(error).splitlines()[0][:80]})", file=sys.stderr)
+        return call
+    return graph.replay
 
 
 def machine(device: str = "cpu") -> str:
     """The processor, its cores, and the torch that ran on them; or the GPU."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, CPU"
-
-
-def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
+        lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} × {names[0]}" if names else platform.machine()
+    processor = f"{len(names)} × {names[0]}" if names else platform.processor() or platform.machine()
+    threads = torch.get_num_threads()
+    return f"{processor}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, CPU"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +22,14 @@ import avow
 from avow.bench.clock import pace, peak_bytes
 from avow.bench.workloads import Workload
 from avow.calibration import rates
-from avow.core import Method, Sizes, named
+from avow.core import SOFTMAX as SOFTMAX
+from avow.core import Certificate, Method, Sizes, named
 from avow.core.audit import audit_rows
 from avow.core.timing import timed
 from avow.errors import AvowError, ToleranceUnreachable
-from avow.methods import method_named
+from avow.methods import exact_method, method_named
 from avow.nn import KeyValueCache
 
-SOFTMAX = "softmax attention"
 # The tolerance the headline is about.
 GOAL = 1e-2
 # Tolerances of decoding steps, and the probability with which each bound holds.
@@ -44,10 +46,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention.
-
-    These and `bound` are relative to the longest value that a row sees; `relative_error` and `relative_bound` are those
-    of the method's own target, relative to the answer.
+    """One call. `error` is to the method's own target, `to_softmax` to softmax attention. These and `bound` are
+    relative to the longest value that a row sees, the other two to the answer of its own target.
     """
 
     seconds: float
@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One method with one setting on one workload; `why` says what kept it from being measured."""
+    """One method with one setting on one workload; `why` says why it was not measured."""
 
     method: Method
     measured: Measured | None
@@ -89,9 +89,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """One decoding step within a tolerance: its time beside the exact one, its error, its bound, and the reason.
-
-    `error` and `bound` are relative to the longest value that a row sees, the other two to the answer.
+    """One decoding step within a tolerance, beside an exact one. `error` and `bound` are relative to the longest value
+    that a row sees, the other two to the answer.
     """
 
     tol: float
@@ -108,7 +107,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The steps at every tolerance, from a cache of so many keys."""
+    """The steps at every tolerance, from a cache of `keys` keys."""
 
     keys: int
     steps: tuple[Step, ...]
@@ -127,12 +126,9 @@ class Board:
     @property
     def winner(self) -> Row | None:
         """The fastest that beats exact attention and proves `GOAL`."""
-        faster = [
-            (row.measured.ratio, i)
-            for i, row in enumerate(self.rows)
-            if row.measured and row.proves(GOAL) and not row.method.is_exact and row.measured.ratio < 1
-        ]
-        return self.rows[min(faster)[1]] if faster else None
+        rows = [row for row in self.rows if row.proves(GOAL) and not row.method.is_exact]
+        ratios = {i: row.measured.ratio for i, row in enumerate(rows) if row.measured and row.measured.ratio < 1}
+        return rows[min(ratios, key=lambda i: ratios[i])] if ratios else None
 
     def plain(self) -> dict[str, Any]:
         names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")
@@ -185,6 +181,11 @@ class Bench:
     pairs: int = 5
     patience: float = 20.0
 
+    @property
+    def decodes(self) -> bool:
+        """Whether decoding steps are measured: if a method is compared that selects tokens."""
+        return any(method_named(name).selects_tokens for name in self.methods)
+
     def grid(self, name: str, sizes: Sizes) -> Iterator[Method]:
         """The settings of one method to compare: its own choice, or the one that was given."""
         return iter([self.fixed[name]]) if name in self.fixed else method_named(name).grid(sizes)
@@ -192,27 +193,23 @@ class Bench:
     def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
         """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
-        for name in self.methods:
-            for method in self.grid(name, sizes):
-                tell(f"{workload.kind}: {method.label}")
-                rows.append(self._row(method, workload, sizes))
+        for method in (method for name in self.methods for method in self.grid(name, sizes)):
+            tell(f"{workload.kind}: {method.label}")
+            measured, why = None, self._too_long(method, sizes)
+            try:
+                measured = None if why else self._measured(method, workload)
+            except AvowError as error:
+                why = str(error)
+            rows.append(Row(method, measured, why))
         steps = None
-        if "sparse" in self.methods and workload.q.numel() and workload.k.numel():
+        if self.decodes and workload.q.numel() and workload.k.numel():
             tell(f"{workload.kind}: decoding")
             steps = decoding(longer or workload, self.seed, self.pairs)
         return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
 
-    def _row(self, method: Method, workload: Workload, sizes: Sizes) -> Row:
-        if too_long := self._too_long(method, sizes):
-            return Row(method, None, too_long)
-        try:
-            return Row(method, self._measured(method, workload))
-        except AvowError as error:
-            return Row(method, None, str(error))
-
     def _too_long(self, method: Method, sizes: Sizes) -> str:
         known = rates(sizes.device, measure=False)
-        expected, exact = (known.seconds(x, sizes) for x in (method, method_named("exact")()))
+        expected, exact = (known.seconds(x, sizes) for x in (method, exact_method()()))
         if expected > self.patience:
             return f"expected to take {expected:.0f} s a call; raise --patience to wait"
         if method.name not in self.fixed and expected > max(_FAR * exact, _SOON):
@@ -221,62 +218,53 @@ class Bench:
         return ""
 
     def _measured(self, method: Method, workload: Workload) -> Measured:
-        device = workload.q.device
+        device, exact = workload.q.device, exact_method()()
         call = partial(_attend, method, workload, self.seed)
         memory = peak_bytes(call, device)
         out, certificate = call()
-        exact = method_named("exact")()
-        speed = pace(call, lambda: _attend(exact, workload, self.seed), device, self.pairs)
-        largest = largest_errors(out, workload, method, self.seed)
-        to_softmax = largest.error
-        if method.target != SOFTMAX:
-            to_softmax = largest_errors(out, workload, exact, self.seed).error
+        speed = pace(call, partial(_attend, exact, workload, self.seed), device, self.pairs)
+        own = audited(out, workload, method, self.seed)
+        softmax = own if method.target == SOFTMAX else audited(out, workload, exact, self.seed)
         return Measured(
-            speed.seconds,
-            1.0 if method == exact else speed.ratio,
-            memory,
-            largest.error,
-            to_softmax,
-            certificate.kind,
-            certificate.confidence,
-            _bound(certificate),
-            _finite(largest.relative),
-            None if certificate.kind == "none" else _finite(certificate.relative),
+            seconds=speed.seconds,
+            ratio=1.0 if method == exact else speed.ratio,
+            peak_bytes=memory,
+            error=own.bound,
+            to_softmax=softmax.bound,
+            kind=certificate.kind,
+            confidence=certificate.confidence,
+            bound=_promised(certificate, certificate.bound),
+            relative_error=_finite(own.relative),
+            relative_bound=_promised(certificate, certificate.relative),
         )
 
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
         """Time and memory of each method at its default setting, at every length."""
-        for workload in workloads:
-            for name in self.methods:
-                method = self.fixed.get(name) or method_named(name)()
-                tell(f"{workload.sizes.keys:,} keys: {method.label}")
-                if self._too_long(method, workload.sizes):
-                    continue
-                try:
-                    yield self._point(method, workload)
-                except AvowError:
-                    continue  # a rank above the number of keys, say: the curve starts later
-
-    def _point(self, method: Method, workload: Workload) -> Point:
-        call = partial(_attend, method, workload, self.seed)
-        keys, device = workload.sizes.keys, workload.q.device
-        bound = _bound(call()[1])
-        repeats = 3 if keys < _LONG else 1
-        times = sorted(timed(call, device) for _ in range(repeats))
-        return Point(workload.kind, method, keys, times[repeats // 2], peak_bytes(call, device), bound)
+        for workload, name in product(workloads, self.methods):
+            method = self.fixed.get(name) or method_named(name)()
+            keys, device = workload.sizes.keys, workload.q.device
+            tell(f"{keys:,} keys: {method.label}")
+            if self._too_long(method, workload.sizes):
+                continue
+            call = partial(_attend, method, workload, self.seed)
+            try:
+                certificate = call()[1]
+                seconds = statistics.median(timed(call, device) for _ in range(3 if keys < _LONG else 1))
+                memory = peak_bytes(call, device)
+            except AvowError:
+                continue  # a rank above the number of keys, say: the curve starts later
+            yield Point(workload.kind, method, keys, seconds, memory, _promised(certificate, certificate.bound))
 
 
-def _attend(method: Method, workload: Workload, seed: int) -> tuple[Tensor, avow.Certificate]:
+def _attend(method: Method, workload: Workload, seed: int) -> tuple[Tensor, Certificate]:
     """One whole call, its certificate included."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        more = {"method": method.name, "generator": generator, **workload.call, **method.parameters}
-        return avow.attend(workload.q, workload.k, workload.v, **more)
+        return avow.attend(workload.q, workload.k, workload.v, method=method, generator=generator, **workload.call)
 
 
-def _bound(certificate: avow.Certificate) -> float | None:
-    """What is promised, if anything is."""
-    return None if certificate.kind == "none" else _finite(certificate.bound)
+def _promised(certificate: Certificate, bound: float) -> float | None:
+    return None if certificate.kind == "none" else _finite(bound)
 
 
 def _finite(x: float) -> float | None:
@@ -284,19 +272,10 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-class LargestErrors(NamedTuple):
-    """The largest errors among sampled rows: relative to the longest value that a row sees, and to the true answer."""
-
-    error: float
-    relative: float
-
-
-def largest_errors(out: Tensor, workload: Workload, target: Method, seed: int) -> LargestErrors:
-    """The largest errors among sampled rows, each recomputed in float64 by the target's definition."""
-    problem = workload.problem
+def audited(out: Tensor, workload: Workload, target: Method, seed: int) -> Certificate:
+    """The largest errors among sampled rows, recomputed in float64 by the target's definition: `bound`, `relative`."""
     generator = torch.Generator().manual_seed(seed)
-    sampled = audit_rows(out, problem, target, 0.99, 0.99, generator).certificate
-    return LargestErrors(sampled.bound, sampled.relative)
+    return audit_rows(out, workload.problem, target, 0.99, 0.99, generator).certificate
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
@@ -309,7 +288,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def _with_frontier(rows: list[Row]) -> list[Row]:
-    """The same rows, those marked that no other beats in time and in distance to softmax attention."""
+    """The same rows; `frontier` is true of those that no other beats in time and in distance to softmax attention."""
     points = {i: (row.measured.ratio, row.measured.to_softmax) for i, row in enumerate(rows) if row.measured}
     best = {i for i, wins in zip(points, frontier(list(points.values())), strict=True) if wins}
     return [dataclasses.replace(row, frontier=i in best) for i, row in enumerate(rows)]
@@ -321,7 +300,30 @@ def decoding(workload: Workload, seed: int, pairs: int) -> Decoding:
     b, g, s, d = load.k.shape
     cache = KeyValueCache(g, d, load.v.shape[-1], b, load.k.dtype, load.k.device)
     cache.append(load.k, load.v)
-    return Decoding(s, tuple(_steps(cache, load, seed, pairs)))
+    steps = []
+    for tol, confidence in DECODING_TOLERANCES:
+        draws = torch.Generator(load.q.device).manual_seed(seed)
+        call = partial(cache.attend, load.q, tol, confidence, generator=draws, method="sparse")
+        try:
+            out, certificate = call()
+        except ToleranceUnreachable:
+            continue  # half precision cannot say it: rounding alone is coarser
+        speed = pace(call, partial(cache.attend, load.q), load.q.device, max(pairs, _LEAST_PAIRS))
+        errors = audited(out, load, exact_method()(), seed)
+        step = Step(
+            tol=tol,
+            confidence=confidence,
+            seconds=speed.seconds,
+            ratio=speed.ratio,
+            error=errors.bound,
+            bound=certificate.bound,
+            method=certificate.method,
+            because=certificate.reason,
+            relative_error=_finite(errors.relative),
+            relative_bound=_finite(certificate.relative),
+        )
+        steps.append(step)
+    return Decoding(s, tuple(steps))
 
 
 def last_query(workload: Workload) -> Workload:
@@ -330,28 +332,3 @@ def last_query(workload: Workload) -> Workload:
         return workload.last(1)
     end = workload.q.shape[-2] if workload.positions is None else int(workload.positions[-1]) + 1
     return workload.first(end).last(1)
-
-
-def _steps(cache: KeyValueCache, load: Workload, seed: int, pairs: int) -> Iterator[Step]:
-    exact = method_named("exact")()
-    for tol, confidence in DECODING_TOLERANCES:
-        draws = torch.Generator(load.q.device).manual_seed(seed)
-        call = partial(cache.attend, load.q, tol, confidence, generator=draws, method="sparse")
-        try:
-            out, certificate = call()
-        except ToleranceUnreachable:
-            continue  # half precision cannot say it: rounding alone is coarser
-        speed = pace(call, lambda: cache.attend(load.q), load.q.device, max(pairs, _LEAST_PAIRS))
-        largest = largest_errors(out, load, exact, seed)
-        yield Step(
-            tol,
-            confidence,
-            speed.seconds,
-            speed.ratio,
-            largest.error,
-            certificate.bound,
-            certificate.method,
-            certificate.reason,
-            _finite(largest.relative),
-            _finite(certificate.relative),
-        )

@@ -25,7 +25,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.bench.cases import Case, Sizes, cases, distances, exact
 from avow.bench.clock import Clock
-from avow.bench.results import Goal, Result, Row, tell_row
+from avow.bench.results import Goal, Result, Row, rate_row, tell_row
 from avow.nn import KeyValueCache
 from avow.nn.kernel_steps import WORTHWHILE
 from avow.nn.key_value_cache import next_pause
@@ -46,54 +46,51 @@ _LONG = 65536
 _PART = 2**16
 # Steps over which the cost of looking at a sketch that saves nothing is spread.
 _STEPS = 64
+# Keys, tokens, confidence, and how many times as fast as exact attention the kernels should be.
+_KERNEL_GOALS = (
+    ("real", 1048576, 1.0, 2.5),
+    ("real", 131072, 1.0, 1.6),
+    ("diffuse", 1048576, 1.0, 0.93),
+    ("diffuse", 131072, 1.0, 0.93),
+    ("real", 1048576, 0.999, 4.0),
+)
 
 _REAL_KEYS = "Real keys are windows of neighbouring tokens of a text, of all layers but the first."
-_MADE_UP = "No folder of real heads was given: only made-up keys."
+_SYNTHETIC = "No folder of real heads was given: only synthetic keys."
 
 
 def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], None]) -> list[Result]:
     """One table: a step for every case and confidence."""
     clock = Clock(device, sizes.rounds, sizes.calls)
-    rows: list[Row] = []
-    failures: list[str] = []
+    rows, failures = list[Row](), list[str]()
     for case in cases(device, sizes, folder):
         label = f"{case.name}, n = {case.length}"
         tell(label)
-        rivals = {name: _after_a_copy(case, call) for name, call in exact(case)}
+        exact_steps = [_after(_copy_token(case), call) for _, call in exact(case)]
         for confidence in _CONFIDENCES:
-            cache = filled(case)
-            attend = _attend(cache, case, confidence)
+            cache, draws = filled(case), torch.Generator(case.q.device).manual_seed(0)
+            attend = partial(cache.attend, case.q.unsqueeze(2), _TOL, confidence, case.scale, draws)
             answer = attend()
             error, faults = check(case, answer)
             failures += [f"{label}, confidence {confidence:g}: {fault}" for fault in faults]
             if faults:
-                # No speed for what may be wrong.
                 continue
-            times = clock.eagerly({"": _step(cache, case, attend), **rivals})
-            best = min(rivals, key=lambda name: times[name])
-            rows.append(
-                {
-                    "keys": case.name,
-                    "n": case.length,
-                    "confidence": confidence,
-                    "step ms": 1e3 * times[""],
-                    "exact ms": 1e3 * times[best],
-                    "times faster": times[best] / times[""],
-                    "error": error,
-                    "bound": answer.certificate.bound,
-                    "answered by": answer.certificate.method,
-                    "because": answer.certificate.reason,
-                }
-            )
+            append = partial(cache.append, case.k[:, :, :1].clone(), case.v[:, :, :1].clone())
+            own, *others = clock.in_turns(_after(append, attend), *exact_steps, graph=False)
+            certificate, best = answer.certificate, min(others)
+            row: Row = {"keys": case.name, "n": case.length, "confidence": confidence}
+            row |= {"step ms": 1e3 * own, "exact ms": 1e3 * best, "times faster": best / own}
+            row |= {"error": error, "bound": certificate.bound}
+            rows.append(row | {"answered by": certificate.method, "because": certificate.reason})
             tell_row(rows[-1])
     shape = f"{sizes.heads} query heads over {sizes.groups} key heads, d = 128, {str(sizes.dtype)[6:]}, {device}"
     remarks = [
         f"A step is `KeyValueCache.append` of one token and `attend` at tol = {_TOL:g}, called from Python, with its "
-        "certificate; after steps that saved nothing the cache asks its sketch less often.",
+        "certificate; after steps that saved nothing the cache uses its sketch less often.",
         f"Medians of {sizes.rounds} rounds of {sizes.calls} steps. Exact is the fastest of PyTorch's, called from "
         "Python too, after a copy of one token behind the others; sibling heads are heads or rows.",
+        _SYNTHETIC if folder is None else _REAL_KEYS,
     ]
-    remarks.append(_REAL_KEYS if folder is not None else _MADE_UP)
     return [Result(f"decode: one certified step, as it is called ({shape})", rows, goals(rows), remarks, failures)]
 
 
@@ -107,7 +104,7 @@ def filled(case: Case) -> KeyValueCache:
 
 
 def goals(rows: list[Row]) -> list[Goal]:
-    """Which of the aims this run could judge, and whether it met them."""
+    """Which of the goals this run could judge, and whether it met them."""
     judged = []
     for row in rows:
         if row["keys"] == "real" and int(row["n"] or 0) >= _LONG and row["confidence"] == 1:
@@ -118,42 +115,38 @@ def goals(rows: list[Row]) -> list[Goal]:
 
 def check(case: Case, answer: Attended) -> tuple[float, list[str]]:
     """The largest error of an answer, and what is wrong with it."""
-    errors = distances(case, answer.out[:, :, 0])
-    bounds = answer.certificate.rows.reshape(errors.shape)
-    faults = []
-    if not bool(torch.isfinite(answer.out).all()):
-        faults.append("an answer is not finite")
-    if not bool((errors <= bounds).all()):
-        faults.append(f"a bound was broken: error {float(errors.max()):.3g}, bound {answer.certificate.bound:.3g}")
-    if not answer.certificate.bound <= _TOL:
-        faults.append(f"the bound {answer.certificate.bound:.3g} exceeds the tolerance {_TOL:g}")
+    certificate, errors = answer.certificate, distances(case, answer.out[:, :, 0])
+    faults = _faults(answer.out, errors, certificate.rows.reshape(errors.shape))
+    if not certificate.bound <= _TOL:
+        faults.append(f"the bound {certificate.bound:.3g} exceeds the tolerance {_TOL:g}")
     return float(errors.max()), faults
 
 
-def _attend(cache: KeyValueCache, case: Case, confidence: float) -> Callable[[], Attended]:
-    q, draws = case.q.unsqueeze(2), torch.Generator(case.q.device).manual_seed(0)
-    return lambda: cache.attend(q, _TOL, confidence, case.scale, draws)
+def _faults(out: Tensor, errors: Tensor, bounds: Tensor) -> list[str]:
+    faults = [] if bool(torch.isfinite(out).all()) else ["an answer is not finite"]
+    if not bool((errors <= bounds).all()):
+        faults.append(f"a bound was broken: error {float(errors.max()):.3g}, bound {float(bounds.max()):.3g}")
+    return faults
 
 
-def _step(cache: KeyValueCache, case: Case, attend: Callable[[], Attended]) -> Callable[[], Attended]:
-    k, v = case.k[:, :, :1].clone(), case.v[:, :, :1].clone()
+def _after(first: Callable[[], object], call: Callable[[], object]) -> Callable[[], object]:
+    """Two calls as one."""
 
-    def step() -> Attended:
-        cache.append(k, v)
-        return attend()
-
-    return step
-
-
-def _after_a_copy(case: Case, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    k, v = case.k[:, :, -1:].clone(), case.v[:, :, -1:].clone()
-
-    def step() -> Tensor:
-        case.k[:, :, -1:] = k
-        case.v[:, :, -1:] = v
+    def both() -> object:
+        first()
         return call()
 
-    return step
+    return both
+
+
+def _copy_token(case: Case) -> Callable[[], None]:
+    k, v = case.k[:, :, -1:].clone(), case.v[:, :, -1:].clone()
+
+    def copy() -> None:
+        case.k[:, :, -1:] = k
+        case.v[:, :, -1:] = v
+
+    return copy
 
 
 class Checked(NamedTuple):
@@ -174,54 +167,39 @@ def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[
     """The table of whole steps in a CUDA graph, and that of their kernels."""
     clock = Clock(device, sizes.rounds, sizes.calls)
     limit = clock.bandwidth()
-    steps: list[Row] = []
-    kernels: list[Row] = []
-    failures: list[str] = []
+    steps, kernels, failures = list[Row](), list[Row](), list[str]()
     for case in cases(device, sizes, folder):
         label = f"{case.name}, n = {case.length}"
         tell(label)
-        rivals: dict[str, float] = {}
+        exact_times: dict[str, float] = {}
         for checked in check_kernels(case):
             failures += [f"{label}, confidence {checked.confidence:g}: {fault}" for fault in checked.faults]
             if checked.faults:
-                # No speed for what may be wrong.
                 continue
-            own = clock.seconds(checked.step)
-            rivals = rivals or {name: clock.seconds(rival) for name, rival in exact(case)}
-            best = min(rivals, key=lambda name: rivals[name])
-            read = float(checked.answer.kept.double().mean()) / case.length
-            many = None
-            if read > WORTHWHILE or not bool(checked.answer.within.all()):
-                once = Clock(device, sizes.rounds, 1)
-                many = once.seconds(paused(checked.step, dict(exact(case))[best])) / _STEPS
-            steps.append(
-                {
-                    "keys": case.name,
-                    "n": case.length,
-                    "confidence": checked.confidence,
-                    "read": read,
-                    "read again": int((~checked.answer.within).sum()),
-                    "bound": float(checked.answer.bound.max()),
-                    "error": checked.error,
-                    "step ms": 1e3 * own,
-                    "exact ms": 1e3 * rivals[best],
-                    "exact by": best,
-                    "times faster": rivals[best] / own,
-                    "with pauses": None if many is None else rivals[best] / many,
-                }
-            )
+            own, answer = clock.seconds(checked.step), checked.answer
+            exact_times = exact_times or {name: clock.seconds(call) for name, call in exact(case)}
+            name, best = min(exact_times.items(), key=lambda item: item[1])
+            read = float(answer.kept.double().mean()) / case.length
+            with_pauses = None
+            if read > WORTHWHILE or not bool(answer.within.all()):
+                many = clock._replace(calls=1).seconds(paused(checked.step, dict(exact(case))[name])) / _STEPS
+                with_pauses = best / many
+            row: Row = {"keys": case.name, "n": case.length, "confidence": checked.confidence, "read": read}
+            row |= {"read again": int((~answer.within).sum()), "bound": float(answer.bound.max())}
+            row |= {"error": checked.error, "step ms": 1e3 * own, "exact ms": 1e3 * best, "exact by": name}
+            steps.append(row | {"times faster": best / own, "with pauses": with_pauses})
             tell_row(steps[-1])
             kernels += profile(case, checked, clock, limit)
-            del checked
+            del checked, answer
         if device == "cuda":
             torch.cuda.empty_cache()
     remarks = [
         f"Steps include the certificate; unread tokens aim at {_DROP:g}, bounds are at most {_TOL:g}; medians of "
         f"{sizes.rounds} rounds of {sizes.calls} replays.",
         f"With a confidence below 1 tokens are drawn, again in every step; {_DRAWS} steps were checked.",
-        f"With pauses: the first {_STEPS} steps of a cache that finds nothing to save, and is exact for a while.",
+        f"With pauses: the first {_STEPS} steps of a cache whose sketch saves nothing, and which is exact for a while.",
         "Exact is the fastest of cuDNN, flash and efficient, with sibling heads as heads or as rows.",
-        f"{_REAL_KEYS} Hints are another step's lengths." if folder is not None else _MADE_UP,
+        _SYNTHETIC if folder is None else f"{_REAL_KEYS} Hints are another step's lengths.",
     ]
     shape = f"{sizes.heads} query heads over {sizes.groups} key heads, d = 128, {device}"
     title = f"sparse decode: kernels of one certified step in a CUDA graph ({shape})"
@@ -234,24 +212,18 @@ def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[
 
 
 def kernel_goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
-    """Which of the aims this run could judge, and whether it met them."""
+    """Which of the goals this run could judge, and whether it met them."""
     judged = []
-    for name, n, confidence, aim in (
-        ("real", 1048576, 1.0, 2.5),
-        ("real", 131072, 1.0, 1.6),
-        ("diffuse", 1048576, 1.0, 0.93),
-        ("diffuse", 131072, 1.0, 0.93),
-        ("real", 1048576, 0.999, 4.0),
-    ):
+    for name, n, confidence, goal in _KERNEL_GOALS:
         label = f"{name} keys, n = {n}" + (f", confidence {confidence:g}" if confidence < 1 else "")
         for row in (row for row in steps if (row["keys"], row["n"], row["confidence"]) == (name, n, confidence)):
             ratio = float(row["with pauses"] or row["times faster"] or 0)
-            judged.append(Goal(f"{label}: at least {aim:g} times exact", f"{ratio:.3g}", ratio >= aim))
+            judged.append(Goal(f"{label}: at least {goal:g} times exact", f"{ratio:.3g}", ratio >= goal))
     for row in kernels:
         if row["kernel"] == "bounds" and row["n"] == 1048576 and row["confidence"] == 1:
             share = float(row["of the limit"] or 0)
-            aim_words = f"{row['keys']}: the sketch pass at 60% of the memory limit"
-            judged.append(Goal(aim_words, f"{share:.0%}", share >= 0.6))
+            label = f"{row['keys']}: the sketch pass at 60% of the memory limit"
+            judged.append(Goal(label, f"{share:.0%}", share >= 0.6))
     return judged
 
 
@@ -281,11 +253,9 @@ def check_kernels(case: Case) -> Iterator[Checked]:
     for confidence in _CONFIDENCES:
         seed = torch.tensor([case.length], device=case.k.device) if confidence < 1 else None
         # Draws aim at what the limit leaves.
-        options = (_DROP if seed is None else _TOL, case.scale, hint, _TOL, confidence, seed)
-
-        def step(options: Any = options) -> Any:
-            return decode(case.q, case.k, case.v, sketch, lengths, *options)
-
+        aim = _DROP if seed is None else _TOL
+        tensors = (case.q, case.k, case.v, sketch, lengths)
+        step = partial(decode, *tensors, aim, case.scale, hint, _TOL, confidence, seed)
         answer = step()
         several = [answer, *(step() for _ in range(0 if seed is None else _DRAWS - 1))]
         if seed is not None:
@@ -293,11 +263,7 @@ def check_kernels(case: Case) -> Iterator[Checked]:
         again = step()
         errors = torch.cat([distances(case, some.out) for some in several])
         bounds = torch.cat([some.bound for some in several])
-        faults = []
-        if not bool((errors <= bounds).all()):
-            faults.append(f"a bound was broken: error {float(errors.max()):.3g}, bound {float(bounds.max()):.3g}")
-        if not all(bool(torch.isfinite(some.out).all()) for some in several):
-            faults.append("an answer is not finite")
+        faults = _faults(torch.cat([some.out for some in several]), errors, bounds)
         if not all(torch.equal(x, y) for x, y in zip(answer, again, strict=True)):
             faults.append("two runs differ")
         if not bool((bounds <= _TOL * (1 + 2.0**-20)).all()):
@@ -306,7 +272,7 @@ def check_kernels(case: Case) -> Iterator[Checked]:
 
 
 def sketched_by_head(k: Tensor) -> Sketch:
-    """The sketch of all keys, head by head: it is made in float64, and a long cache has no room for that at once."""
+    """The sketch of all keys, computed head by head: it needs float64, which is too much memory for all at once."""
     parts = [sketched(k[:, i : i + 1]) for i in range(k.shape[1])]
     names = ("codes", "scale", "zero", "radius", "reach", "metric", "size")
     joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in names}
@@ -322,57 +288,37 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
     heads, n, d, e = k.shape[1], case.length, k.shape[3], v.shape[3]
     r, c = q.shape[1] // heads, sketch.codes.shape[2]
-    known = KERNELS.prepared(q, sketch, lengths.most, checked.hint, scale)
-    terms = KERNELS.bounded(q, sketch, lengths.each, known)
-    seed = checked.seed
-    aim = planning.goal(_TOL, _TOL, q.dtype)
-
-    def count() -> Any:
-        if seed is None:
-            return KERNELS.counted(terms)
-        return KERNELS.planned(terms, lengths.most, aim, Logs.of(checked.confidence))
-
-    # Counted once, since every further time adds to the histogram.
-    counted = count()
-
-    def choose() -> Any:
-        if seed is None:
-            return KERNELS.marked(terms, counted, lengths.most, _DROP, n)
-        return KERNELS.drawn(terms, counted, Logs.of(checked.confidence), seed, n)
-
+    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
+    bound = partial(KERNELS.bounded, q, sketch, lengths.each, prepare())
+    terms = bound()
+    count: Callable[[], Any]
+    # What is counted is counted once here, since every further time adds to the histogram.
+    if checked.seed is None:
+        names, count = ("histogram", "cut and list"), partial(KERNELS.counted, terms)
+        choose = partial(KERNELS.marked, terms, count(), lengths.most, _DROP, n)
+    else:
+        names, logs = ("histogram and odds", "draws and list"), Logs.of(checked.confidence)
+        count = partial(KERNELS.planned, terms, lengths.most, planning.goal(_TOL, _TOL, q.dtype), logs)
+        choose = partial(KERNELS.drawn, terms, count(), logs, checked.seed, n)
     chosen = choose()
-    parts = KERNELS.attended(q, k, v, chosen, scale)
-    step = KERNELS.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
+    attend = partial(KERNELS.attended, q, k, v, chosen, scale)
+    parts = attend()
+    merge = partial(KERNELS.merged, q, v, parts, terms, chosen, lengths.most)
+    step = merge(math.inf, scale)
+    read_again = partial(KERNELS.read_again, q, k, v, terms, lengths.most, scale, step)
     tokens_read = float(step.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
     sampled = min(rows, 2 * histogram._ENOUGH)
     part_bytes = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
-    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
-    bound = partial(KERNELS.bounded, q, sketch, lengths.each, known)
-    attend = partial(KERNELS.attended, q, k, v, chosen, scale)
-    merge = partial(KERNELS.merged, q, v, parts, terms, chosen, lengths.most, _DROP, scale)
-    read_again = partial(KERNELS.read_again, q, k, v, terms, lengths.most, scale, step)
-    count_name, choose_name = (
-        ("histogram", "cut and list") if seed is None else ("histogram and odds", "draws and list")
-    )
     stages: list[tuple[str, Callable[[], Any], float]] = [
         ("constants", prepare, per_group * (4 * d + 32)),
         ("bounds", bound, heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r)),
-        (count_name, count, heads * r * (sampled + 8 * c)),
-        (choose_name, choose, heads * (r * (rows + 4 * c) + 4 * tokens_read)),
+        (names[0], count, heads * r * (sampled + 8 * c)),
+        (names[1], choose, heads * (r * (rows + 4 * c) + 4 * tokens_read)),
         ("attention", attend, heads * tokens_read * (2 * (d + e) + 4) + part_bytes),
-        ("merge", merge, part_bytes),
+        ("merge", partial(merge, _DROP, scale), part_bytes),
         ("nothing to read again", read_again, heads * r),
     ]
     for name, call, moved in stages:
-        seconds = clock.seconds(call)
-        yield {
-            "kernel": name,
-            "keys": case.name,
-            "n": n,
-            "confidence": checked.confidence,
-            "ms": 1e3 * seconds,
-            "MB": moved / 1e6,
-            "TB/s": moved / seconds / 1e12,
-            "of the limit": moved / seconds / limit,
-        }
+        row: Row = {"kernel": name, "keys": case.name, "n": n, "confidence": checked.confidence}
+        yield row | rate_row(clock.seconds(call), moved, limit)

@@ -1,11 +1,11 @@
-"""The linear attentions that are measured, each compared with float64 and with its plain formula: what fails here gets
-no speed."""
+"""The linear attentions that are measured, and their checks: beside float64 and beside the plain formula."""
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,22 +32,22 @@ _CASES: tuple[Case, ...] = (
 )
 _FEW_CASES = (_CASES[0], _CASES[2], (_BF16, (1, 2, 2, 700, 128, 128)), _CASES[4], (_FP32, (1, 1, 1, 500, 64, 64)))
 _QUICK_CASES: tuple[Case, ...] = ((_BF16, (1, 2, 1, 300, 24, 40)), (_FP32, (1, 1, 1, 90, 16, 16)))
-_FRESH = 2**-22  # errors below this, relatively, are no fault of anyone
+_NEGLIGIBLE = 2**-22  # relative errors below this are not faults
 _TOKENS = 7  # of a sequence that steps read one by one
 FEATURES = 256
 
 
 class Variant(NamedTuple):
-    """A kernel, the plain formula it stands for (in the type it is given), and what it is checked at."""
+    """A kernel, the plain formula of the same attention (in the type of its inputs), and what it is checked at."""
 
     call: Call
     formula: Call
-    prepare: Callable[[Tensor, Tensor, Tensor], Inputs]
+    prepare: Callable[[Tensor, Tensor, Tensor], Inputs] = lambda q, k, v: (q, k, v)
     cases: tuple[Case, ...] = _FEW_CASES
 
 
 class Step(NamedTuple):
-    """The whole sequence's variant, its random features (or none), and the call that takes one more token in."""
+    """The variant for the whole sequence, its random features (or None), and the call for one more token."""
 
     variant: str
     features: int | None
@@ -59,43 +59,17 @@ def repeat_heads(q: Tensor, *others: Tensor) -> list[Tensor]:
     return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
 
 
-def _linear(normalise: bool) -> Call:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from avow.kernels.linear_attention import linear_attention
+def _linear(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> Tensor:
+    from avow.kernels.linear_attention import linear_attention
 
-        return linear_attention(q, k, v, normalise)
-
-    return call
+    return linear_attention(q, k, v, normalise)
 
 
-def _linear_formula(normalise: bool) -> Call:
+def _linear_formula(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> Tensor:
     """Causal linear attention by its definition, all pairs written out."""
-
-    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = repeat_heads(q, k, v)
-        pairs = (q @ k.mT).tril()
-        return pairs @ v / pairs.sum(-1, keepdim=True) if normalise else pairs @ v
-
-    return formula
-
-
-def _shortened(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    # Sums over thousands of keys stay within float16.
-    return q * q.shape[-1] ** -0.5, k, v
-
-
-def _positive(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """Normalisers are away from zero if queries and keys are positive."""
-    return q.abs() * q.shape[-1] ** -0.5 + 0.01, k.abs() * 0.1 + 0.01, v
-
-
-def _quiet(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """Queries and keys as short as those that random features are good for."""
-    return 0.7 * q, 0.7 * k, v
-
-
-def _unchanged(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    return q, k, v
+    k, v = repeat_heads(q, k, v)
+    pairs = (q @ k.mT).tril()
+    return pairs @ v / pairs.sum(-1, keepdim=True) if normalise else pairs @ v
 
 
 @functools.cache
@@ -105,7 +79,7 @@ def directions(d: int, device: torch.device, features: int = FEATURES) -> Tensor
 
 
 def random_features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of rows and keys in the type they come in, each over the largest of its kind."""
+    """Features of rows and keys in their own type, each divided by the largest of its kind."""
     w, root = directions(q.shape[-1], q.device).to(q.dtype), q.shape[-1] ** -0.25
     rows, keys = q * root @ w.mT, k * root @ w.mT
     keys = keys - 0.5 * root**2 * k.square().sum(-1, keepdim=True)
@@ -113,43 +87,49 @@ def random_features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return rows, torch.exp(keys - keys.detach().amax())
 
 
-def _featured(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from avow.kernels.feature_attention import feature_attention
 
     return feature_attention(q, k, v, directions(q.shape[-1], q.device)).out
 
 
-def _feature_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, keys = random_features(q, k)
-    return _linear_formula(True)(rows, keys, v)
+def _separable(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    from avow.kernels.separable_attention import separable_attention
+
+    return separable_attention(q, k, v, causal).out
 
 
-def _separable(causal: bool) -> Call:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from avow.kernels.separable_attention import separable_attention
-
-        return separable_attention(q, k, v, causal).out
-
-    return call
-
-
-def _separable_formula(causal: bool) -> Call:
-    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = repeat_heads(q, k, v)
-        rows, columns = torch.softmax(q, -1), torch.exp(k - k.detach().amax(-2, keepdim=True))
-        if not causal:
-            return rows @ ((columns / columns.sum(-2, keepdim=True)).mT @ v)
-        return ((rows / columns.cumsum(-2)) @ columns.mT).tril() @ v
-
-    return formula
+def _separable_formula(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    k, v = repeat_heads(q, k, v)
+    rows, columns = torch.softmax(q, -1), torch.exp(k - k.detach().amax(-2, keepdim=True))
+    if not causal:
+        return rows @ ((columns / columns.sum(-2, keepdim=True)).mT @ v)
+    return ((rows / columns.cumsum(-2)) @ columns.mT).tril() @ v
 
 
 VARIANTS = {
-    "linear": Variant(_linear(False), _linear_formula(False), _shortened, _CASES),
-    "linear, normalised": Variant(_linear(True), _linear_formula(True), _positive, _CASES),
-    "random features": Variant(_featured, _feature_formula, _quiet),
-    "separable": Variant(_separable(False), _separable_formula(False), _unchanged),
-    "separable, causal": Variant(_separable(True), _separable_formula(True), _unchanged),
+    "linear": Variant(
+        partial(_linear, normalise=False),
+        partial(_linear_formula, normalise=False),
+        # Sums over thousands of keys stay within float16.
+        lambda q, k, v: (q * q.shape[-1] ** -0.5, k, v),
+        _CASES,
+    ),
+    "linear, normalised": Variant(
+        partial(_linear, normalise=True),
+        partial(_linear_formula, normalise=True),
+        # Normalisers are away from zero if queries and keys are positive.
+        lambda q, k, v: (q.abs() * q.shape[-1] ** -0.5 + 0.01, k.abs() * 0.1 + 0.01, v),
+        _CASES,
+    ),
+    "random features": Variant(
+        _features,
+        lambda q, k, v: _linear_formula(*random_features(q, k), v, normalise=True),
+        # As short as random features need queries and keys.
+        lambda q, k, v: (0.7 * q, 0.7 * k, v),
+    ),
+    "separable": Variant(partial(_separable, causal=False), partial(_separable_formula, causal=False)),
+    "separable, causal": Variant(partial(_separable, causal=True), partial(_separable_formula, causal=True)),
 }
 
 
@@ -180,96 +160,93 @@ def empty_state(step: Step, device: str, b: int, g: int, d: int, e: int) -> Any:
     return Sums(sums, totals, torch.full(tops, -torch.inf, device=device))
 
 
-def drawn(device: str, shape: Shape, kind: torch.dtype) -> Inputs:
+def drawn(device: str, shape: Shape, dtype: torch.dtype) -> Inputs:
     """Gaussian inputs."""
     b, h, g, n, d, e = shape
     generator = torch.Generator(device).manual_seed(n + d)
     shapes = ((b, h, n, d), (b, g, n, d), (b, g, n, e))
-    q, k, v = (torch.randn(shape, generator=generator, device=device).to(kind) for shape in shapes)
+    q, k, v = (torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes)
     return q, k, v
 
 
 def relative_error(x: Tensor, truth: Tensor) -> float:
-    """How far an answer is from the truth, relative to its size; inf where it is no number."""
-    apart = float(torch.linalg.vector_norm(x.double() - truth) / torch.linalg.vector_norm(truth))
-    return apart if apart == apart else float("inf")
-
-
-def _with_gradients(call: Call, inputs: Inputs, seed: Tensor) -> list[Tensor]:
-    """An answer and its gradients, all in one list."""
-    q, k, v = (x.detach().requires_grad_() for x in inputs)
-    out = call(q, k, v)
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), seed.to(out.dtype))]
+    """The distance from the truth, relative to its size; inf for nan."""
+    error = float(torch.linalg.vector_norm(x.double() - truth) / torch.linalg.vector_norm(truth))
+    return error if error == error else float("inf")
 
 
 def check(device: str, name: str, case: Case) -> list[str]:
-    """What is wrong with a kernel, beside float64 and beside the plain formula in the same type."""
-    if device == "cpu":
-        from avow.kernels.interpreted import interpret
+    """Faults of a kernel, beside float64 and beside the plain formula in the same type."""
+    dtype, (b, h, g, n, d, e) = case
+    where = f"{name}, {str(dtype)[6:]}, {b}x{h}/{g}x{n}, d = {d}, e = {e}"
+    return _located(where, lambda: _kernel_faults(device, VARIANTS[name], case))
 
-        interpret()
-    kind, (b, h, g, n, d, e) = case
-    where = f"{name}, {str(kind)[6:]}, {b}x{h}/{g}x{n}, d = {d}, e = {e}"
+
+def check_step(device: str, name: str, batch: int) -> list[str]:
+    """Faults of single tokens, read one after the other, beside the formula for the whole sequence."""
+    return _located(f"step, {name}, batch {batch}", lambda: _step_faults(device, STEPS[name], batch))
+
+
+def _located(where: str, faults: Callable[[], Iterable[str]]) -> list[str]:
     try:
-        return [f"{where}: {fault}" for fault in _compared(device, VARIANTS[name], case)]
-    except Exception as error:  # whatever a compiler, a launch or one before it may raise is a finding
+        return [f"{where}: {fault}" for fault in faults()]
+    except Exception as error:  # whatever a compiler, a launch or one before it may raise is a fault
         return [f"{where}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"]
 
 
-def _compared(device: str, variant: Variant, case: Case) -> Iterator[str]:
-    kind, (b, h, _, n, _, e) = case
-    inputs = variant.prepare(*drawn(device, case[1], kind))
-    seed = torch.randn(b, h, n, e, device=device).to(kind)
-    own, again = (_with_gradients(variant.call, inputs, seed) for _ in range(2))
-    wide = inputs[0].double(), inputs[1].double(), inputs[2].double()
-    truth = _with_gradients(variant.formula, wide, seed.double())
-    plain = _with_gradients(variant.formula, inputs, seed)
+def _kernel_faults(device: str, variant: Variant, case: Case) -> Iterator[str]:
+    dtype, (b, h, _, n, _, e) = case
+    inputs = variant.prepare(*drawn(device, case[1], dtype))
+    seed = torch.randn(b, h, n, e, device=device).to(dtype)
+
+    def gradients(call: Call, wide: bool = False) -> list[Tensor]:
+        """An answer and its gradients."""
+        q, k, v = ((x.double() if wide else x).detach().requires_grad_() for x in inputs)
+        out = call(q, k, v)
+        return [out.detach(), *torch.autograd.grad(out, (q, k, v), seed.to(out.dtype))]
+
+    own, again = gradients(variant.call), gradients(variant.call)
+    truth, plain = gradients(variant.formula, wide=True), gradients(variant.formula)
     for what, x, y, t, p in zip(("out", "dq", "dk", "dv"), own, again, truth, plain, strict=True):
-        mine, other = relative_error(x, t), relative_error(p, t)
-        if not mine <= 2 * other + _FRESH:
-            yield f"{what} is {mine:.3g} off, the plain formula {other:.3g}"
+        yield from (f"{what} is {fault}" for fault in _distance_faults(x, t, p))
         if not torch.equal(x, y):
             yield f"{what} differs from run to run"
 
 
+def _step_faults(device: str, step: Step, batch: int) -> Iterator[str]:
+    variant, d = VARIANTS[step.variant], 64
+    q, k, v = variant.prepare(*drawn(device, (batch, 4, 2, _TOKENS, d, d), _BF16))
+    state = empty_state(step, device, batch, 2, d, d)
+    rows = [step.call(q[:, :, i], k[:, :, i], v[:, :, i], state) for i in range(_TOKENS)]
+    truth = variant.formula(q.double(), k.double(), v.double())
+    return _distance_faults(torch.stack(rows, 2), truth, variant.formula(q, k, v))
+
+
+def _distance_faults(x: Tensor, truth: Tensor, plain: Tensor) -> Iterator[str]:
+    """A fault if an answer is further from the truth than twice the plain formula's."""
+    own, other = relative_error(x, truth), relative_error(plain, truth)
+    if not own <= 2 * other + _NEGLIGIBLE:
+        yield f"{own:.3g} off, the plain formula {other:.3g}"
+
+
 def checked(device: str, names: list[str], quick: bool) -> dict[str, list[str]]:
-    """Faults by variant; on a GPU, in processes of their own, since most of the time is the compilers'."""
-    cases = {name: _QUICK_CASES if quick else VARIANTS[name].cases for name in names}
-    return _faults([(device, name, case) for name in names for case in cases[name]])
-
-
-def fuzzed(device: str, count: int, quick: bool) -> dict[str, list[str]]:
-    """Faults by variant at random shapes and types that methods would ask kernels for."""
-    source = random.Random(0)
-    widest, longest = (40, 150) if quick else (256, 2000)
-    tasks: list[tuple[str, str, Case]] = []
-    while len(tasks) < count:
-        groups, kind = source.choice((1, 2)), source.choice((_BF16, _FP16, _FP32))
-        heads, d, e = groups * source.choice((1, 1, 2, 3)), source.randint(8, widest), source.randint(8, widest // 2)
-        case = kind, (source.choice((1, 2)), heads, groups, source.randint(1, longest), d, e)
-        if kind != _FP32 or max(d, e) <= 64:
-            tasks.append((device, source.choice(list(VARIANTS)), case))
-    return _faults(tasks)
-
-
-def _faults(tasks: list[tuple[str, str, Case]]) -> dict[str, list[str]]:
-    """What is wrong at some shapes, by variant."""
-    faults: dict[str, list[str]] = {name: [] for _, name, _ in tasks}
-    for (_, name, _), some in zip(tasks, spread(tasks[0][0], check, tasks), strict=True):
+    """Faults by variant."""
+    tasks = [(device, name, case) for name in names for case in (_QUICK_CASES if quick else VARIANTS[name].cases)]
+    faults: dict[str, list[str]] = {name: [] for name in names}
+    for (_, name, _), some in zip(tasks, spread(device, check, tasks), strict=True):
         faults[name] += some
     return faults
 
 
-def check_step(device: str, name: str, batch: int) -> list[str]:
-    """What is wrong with single tokens, read one after the other, beside the formula for the whole sequence."""
-    step, (d, e), where = STEPS[name], (64, 64), f"step, {name}, batch {batch}"
-    variant = VARIANTS[step.variant]
-    q, k, v = variant.prepare(*drawn(device, (batch, 4, 2, _TOKENS, d, e), _BF16))
-    state = empty_state(step, device, batch, 2, d, e)
-    try:
-        rows = [step.call(q[:, :, i], k[:, :, i], v[:, :, i], state) for i in range(_TOKENS)]
-    except Exception as error:  # whatever a compiler or a launch may raise is a finding
-        return [f"{where}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"]
-    truth, plain = variant.formula(q.double(), k.double(), v.double()), variant.formula(q, k, v)
-    mine, other = relative_error(torch.stack(rows, 2), truth), relative_error(plain, truth)
-    return [] if mine <= 2 * other + _FRESH else [f"{where}: {mine:.3g} off, the plain formula {other:.3g}"]
+def fuzzed(device: str, count: int, quick: bool) -> list[str]:
+    """Faults at random shapes and types that methods would ask kernels for."""
+    source = random.Random(0)
+    widest, longest = (40, 150) if quick else (256, 2000)
+    tasks: list[tuple[str, str, Case]] = []
+    while len(tasks) < count:
+        groups, dtype = source.choice((1, 2)), source.choice((_BF16, _FP16, _FP32))
+        heads, d, e = groups * source.choice((1, 1, 2, 3)), source.randint(8, widest), source.randint(8, widest // 2)
+        case = dtype, (source.choice((1, 2)), heads, groups, source.randint(1, longest), d, e)
+        if dtype != _FP32 or max(d, e) <= 64:
+            tasks.append((device, source.choice(list(VARIANTS)), case))
+    return [fault for faults in spread(device, check, tasks) for fault in faults]

@@ -1,4 +1,4 @@
-"""What a benchmark found: tables of ratios, goals met or missed, and remarks."""
+"""The results of a benchmark: tables of ratios, goals met or missed, and remarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Value]
 
 @dataclass(frozen=True)
 class Goal:
-    """What was aimed at, and whether this run got there."""
+    """A goal, the value of this run, and whether it meets the goal."""
 
     aim: str
     found: str
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What stands below the table: remarks, conditions, goals and failures."""
+        """The lines below the table: remarks, conditions, goals and failures."""
         failures = [f"FAILED: {failure}" for failure in self.failures]
         return [note for note in (*self.remarks, self.conditions, *map(str, self.goals), *failures) if note]
 
@@ -53,6 +53,12 @@ def shown(value: Value) -> str:
     return str(value)
 
 
+def rate_row(seconds: float, moved: float, limit: float) -> Row:
+    """The columns of a kernel that moves `moved` bytes; memory moves `limit` bytes a second."""
+    rate = moved / seconds
+    return {"ms": 1e3 * seconds, "MB": moved / 1e6, "TB/s": rate / 1e12, "of the limit": rate / limit}
+
+
 def tell_row(row: Row) -> None:
-    """A row on stderr as soon as it is found, so that a run that is cut short was not for nothing."""
+    """Print a row on stderr as soon as it is measured, so that an interrupted run was not for nothing."""
     print("  " + ", ".join(f"{name} {shown(value)}" for name, value in row.items()), file=sys.stderr, flush=True)

@@ -18,15 +18,11 @@ from avow.core import Problem
 from avow.core.chart import Chart
 from avow.core.compose import merge
 from avow.distributed.exact import packed, partial_answer, unpacked
-from avow.distributed.low_rank import low_rank_protocol
+from avow.distributed.low_rank import linear_protocol
 from avow.distributed.parallel_plan import Strategy, strategies
 from avow.distributed.protocols import Protocol, Shard, Traffic, all_gather, side_by_side
 from avow.distributed.ring import ring_protocol
-from avow.distributed.sparse_protocol import Task, sparse_protocol
-from avow.distributed.states import draw_directions, gather_longest, random_features_protocol, separable_protocol
-from avow.methods.low_rank import LowRank
-from avow.methods.random_features import RandomFeatures
-from avow.methods.separable import Separable
+from avow.distributed.sparse import Task, sparse_protocol
 from avow.methods.sparse import Sparse
 
 # What sparse attention may be off; other strategies are right to the rounding of float32.
@@ -36,23 +32,27 @@ _RANK = 16
 
 
 class Simulated(NamedTuple):
-    """A strategy over so many shards: what one sent, what the planner says, how far answers are from one shard's."""
+    """A strategy over `ranks` shards: what one sent, the planner's model of it, the distance to one shard's."""
 
     name: str
     ranks: int
     traffic: Traffic
     modelled: Traffic
-    apart: float
+    distance: float
 
     @property
     def fault(self) -> str:
         """What is wrong; empty if nothing is."""
         if self.traffic != self.modelled:
             return f"{self.name} over {self.ranks}: sent {tuple(self.traffic)}, modelled {tuple(self.modelled)}"
-        allowed = 2 * _TOL if self.name == "sparse" else _ROUNDED
-        return (
-            "" if self.apart <= allowed else f"{self.name} over {self.ranks}: {self.apart:.2g} from one shard's answer"
-        )
+        if self.distance <= (2 * _TOL if self.name == "sparse" else _ROUNDED):
+            return ""
+        return f"{self.name} over {self.ranks}: {self.distance:.2g} from one shard's answer"
+
+    @property
+    def row(self) -> Row:
+        row: Row = {"shards": self.ranks, "way": self.name, "sent": self.traffic.sent, "modelled": self.modelled.sent}
+        return row | {"messages": self.traffic.messages, "apart": self.distance}
 
 
 def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
@@ -62,21 +62,10 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
         for strategy in strategies(problem(count, True).sizes, _RANK):
             tell(f"{strategy.name} over {count}")
             runs.append(simulate(strategy, problem(count, not strategy.replicated), count))
-    rows: list[Row] = [
-        {
-            "shards": one.ranks,
-            "way": one.name,
-            "sent": one.traffic.sent,
-            "modelled": one.modelled.sent,
-            "messages": one.traffic.messages,
-            "apart": one.apart,
-        }
-        for one in runs
-    ]
     remarks = ["sent: bytes that left one shard, counted; modelled: by the planner; apart: from one shard's answer"]
     where = f"each of up to {max(counts)} shards" if max(counts) > 1 else "one shard"
     title = f"Weak scaling, simulated: 8 keys on {where}"
-    result = Result(title, rows, [], remarks, [one.fault for one in runs if one.fault])
+    result = Result(title, [one.row for one in runs], [], remarks, [one.fault for one in runs if one.fault])
     series: dict[str, tuple[list[float], list[float]]] = {}
     for one in runs:
         xs, ys = series.setdefault(one.name, ([], []))
@@ -86,7 +75,7 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
 
 
 def problem(ranks: int, sharded: bool, dtype: torch.dtype = torch.float32) -> Problem:
-    """Eight keys for each of so many shards, and two queries for each, or for all."""
+    """Eight keys for each of `ranks` shards, and two queries for each, or for all."""
     generator = torch.Generator().manual_seed(ranks)
     shapes = ((4, 2 * ranks if sharded else 2, 16), (2, 8 * ranks, 16), (2, 8 * ranks, 6))
     q, k, v = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
@@ -94,13 +83,14 @@ def problem(ranks: int, sharded: bool, dtype: torch.dtype = torch.float32) -> Pr
 
 
 def simulate(strategy: Strategy, p: Problem, ranks: int) -> Simulated:
-    """One strategy over so many shards of equal length."""
+    """One strategy over shards of equal length."""
     answers, traffic = answers_of(strategy, Shard.split(p, ranks, strategy.replicated))
     (whole,), _ = answers_of(strategy, Shard.split(p, 1, strategy.replicated))
-    apart = (answers[0] if strategy.replicated else torch.cat(answers, 2)).double() - whole.double()
+    difference = (answers[0] if strategy.replicated else torch.cat(answers, 2)).double() - whole.double()
     # Shards of equal length send alike.
     sent = traffic[0] if all(one == traffic[0] for one in traffic) else Traffic(-1, -1, -1)
-    return Simulated(strategy.name, ranks, sent, strategy.traffic(p.sizes, ranks), float(apart.norm(dim=-1).amax()))
+    distance = float(difference.norm(dim=-1).amax())
+    return Simulated(strategy.name, ranks, sent, strategy.traffic(p.sizes, ranks), distance)
 
 
 def answers_of(strategy: Strategy, shards: list[Shard]) -> tuple[list[Tensor], list[Traffic]]:
@@ -122,11 +112,6 @@ def protocol(strategy: Strategy, shard: Shard) -> Protocol[Tensor]:
     if isinstance(method, Sparse):
         task = Task(_TOL, method, shard.total, max(shard.keys), shard.ranks)
         return (yield from sparse_protocol(shard.problem, task))[0].out
-    if isinstance(method, LowRank | RandomFeatures | Separable):
-        linear = yield from gather_longest(shard, torch.Generator().manual_seed(0))
-        if isinstance(method, LowRank):
-            return (yield from low_rank_protocol(linear, method.rank))[0]
-        if isinstance(method, Separable):
-            return (yield from separable_protocol(linear, method))[0]
-        return (yield from random_features_protocol(linear, method, draw_directions(linear, method)))[0]
-    return (yield from ring_protocol(shard))[0]
+    if method.is_exact:
+        return (yield from ring_protocol(shard))[0]
+    return (yield from linear_protocol(shard, method, torch.Generator().manual_seed(0)))[1]

@@ -1,7 +1,7 @@
 """Heads to compare methods on: seeded ones whose behaviour is known, or a user's own from a file.
 
 Lengths below are in the frame where a logit is a plain product, so that a kind behaves alike at every `dim`: queries
-and keys are multiplied by dim^¼ at the end, which the usual scale 1/√dim undoes. What a row looks for always stands at
+and keys are multiplied by dim^¼ at the end, which the usual scale 1/√dim undoes. What a row attends to is always at
 or before it, so every kind means the same under a causal mask, and a prefix of a workload is one too.
 """
 
@@ -29,64 +29,54 @@ _CENTRE = 2.5
 _SPREAD = 0.01
 
 
-class Drawn(NamedTuple):
-    q: Tensor
-    k: Tensor
-    v: Tensor
+Shape = tuple[int, int, int]
 
 
 class Kind(NamedTuple):
-    """A kind of head in a line, and how to draw it from (heads, length, dim) and a generator."""
+    """A kind of head in a line, and how to draw its queries and keys from (heads, length, dim) and a generator."""
 
     summary: str
-    draw: Callable[[tuple[int, int, int], torch.Generator], Drawn]
+    draw: Callable[[Shape, torch.Generator], tuple[Tensor, Tensor]]
 
 
-def _copying(shape: tuple[int, int, int], generator: torch.Generator) -> Drawn:
+def _copying(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     keys = _directions(shape, generator) * _LOUD
-    return Drawn(_rows(keys, _earlier(shape, generator)), keys, _gaussian(shape, generator))
+    return _rows(keys, _earlier(shape, generator)), keys
 
 
-def _averaging(shape: tuple[int, int, int], generator: torch.Generator) -> Drawn:
+def _averaging(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     heads, length, dim = shape
     groups = -(-length // _PER_GROUP)
     codes = _directions((heads, groups, dim), generator) * _LOUD
-    group = torch.randint(groups, (heads, length), generator=generator)
-    keys = _rows(codes, group)
-    return Drawn(_rows(keys, _earlier(shape, generator)), keys, _gaussian(shape, generator))
+    keys = _rows(codes, torch.randint(groups, (heads, length), generator=generator))
+    return _rows(keys, _earlier(shape, generator)), keys
 
 
-def _diffuse(shape: tuple[int, int, int], generator: torch.Generator) -> Drawn:
-    q, k = (_directions(shape, generator) * _QUIET for _ in range(2))
-    return Drawn(q, k, _gaussian(shape, generator))
+def _diffuse(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _directions(shape, generator) * _QUIET, _directions(shape, generator) * _QUIET
 
 
-def _clustered(shape: tuple[int, int, int], generator: torch.Generator) -> Drawn:
+def _clustered(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     heads, length, dim = shape
     centres = _directions((heads, _CLUSTERS, dim), generator) * _CENTRE
     # Clusters in turn: queries and keys then have the same mean, as landmarks chosen among keys need.
-    cluster = (torch.arange(length) % _CLUSTERS).expand(heads, length)
-    q, k = (_rows(centres, cluster) + _directions(shape, generator) * _SPREAD for _ in range(2))
-    return Drawn(q, k, _gaussian(shape, generator))
+    near = _rows(centres, (torch.arange(length) % _CLUSTERS).expand(heads, length))
+    return near + _directions(shape, generator) * _SPREAD, near + _directions(shape, generator) * _SPREAD
 
 
 KINDS: dict[str, Kind] = {
-    "copying": Kind("each row copies one key's value: its logit stands far above all others", _copying),
+    "copying": Kind("each row copies one key's value: its logit is far above all others", _copying),
     "averaging": Kind("each row averages a group of about 16 keys evenly and ignores the rest", _averaging),
     "diffuse": Kind("small norms: every row averages nearly all keys nearly evenly", _diffuse),
     "clustered": Kind("keys in 8 tight clusters, each query near one of them", _clustered),
 }
 
 
-def _gaussian(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator)
+def _directions(shape: Shape, generator: torch.Generator) -> Tensor:
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator), dim=-1)
 
 
-def _directions(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    return torch.nn.functional.normalize(_gaussian(shape, generator), dim=-1)
-
-
-def _earlier(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def _earlier(shape: Shape, generator: torch.Generator) -> Tensor:
     """For every row of every head, a uniformly drawn position at or before it."""
     heads, length, _ = shape
     return (torch.rand(heads, length, generator=generator) * torch.arange(1, length + 1)).long()
@@ -126,7 +116,7 @@ class Workload:
         return self.problem.sizes
 
     def first(self, length: int) -> Workload:
-        """The same heads as they were when the sequence had only so many keys."""
+        """The same heads as they were when the sequence had only `length` keys."""
         if length >= self.k.shape[-2]:
             return self
         k, v = self.k[..., :length, :], self.v[..., :length, :]
@@ -136,16 +126,16 @@ class Workload:
         return dataclasses.replace(self, q=self.q[..., there, :], k=k, v=v, positions=self.positions[there])
 
     def last(self, queries: int) -> Workload:
-        """The same keys with the last so many queries only: one of them is a step of decoding."""
+        """The same keys with only the last `queries` queries: one of them is a step of decoding."""
         held, keys = self.q.shape[-2], self.k.shape[-2]
         if not 1 <= queries <= held:
             raise ParameterError("queries", queries, f"must be from 1 to the {held} there are", "try queries=1")
         places = torch.arange(held, device=self.q.device) if self.positions is None else self.positions
-        kept, q = places[-queries:], self.q[..., -queries:, :]
+        last, q = places[-queries:], self.q[..., -queries:, :]
         # Rows that see every key need no mask.
-        if not self.causal or int(kept.min()) >= keys - 1:
+        if not self.causal or int(last.min()) >= keys - 1:
             return dataclasses.replace(self, q=q, causal=False, positions=None)
-        return dataclasses.replace(self, q=q, positions=kept if queries < held else self.positions)
+        return dataclasses.replace(self, q=q, positions=last if queries < held else self.positions)
 
     def some(self, queries: int) -> Workload:
         """The same keys with so many of the queries, evenly taken."""
@@ -193,9 +183,9 @@ def workload(
         if value < 1:
             raise ParameterError(name, value, "must be at least 1", f"try {name}=64")
     summary, draw = KINDS[kind]
-    drawn = draw((heads, length, dim), torch.Generator().manual_seed(seed))
-    q, k = (x * dim**0.25 for x in (drawn.q, drawn.k))
-    q, k, v = (x.to(dtype).unsqueeze(0) for x in (q, k, drawn.v))
+    shape, generator = (heads, length, dim), torch.Generator().manual_seed(seed)
+    q, k = (x * dim**0.25 for x in draw(shape, generator))
+    q, k, v = (x.to(dtype).unsqueeze(0) for x in (q, k, torch.randn(*shape, generator=generator)))
     return Workload(kind, summary, q, k, v, causal)
 
 
@@ -203,7 +193,7 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     """The q, k and v of a safetensors file: (heads, length, dim), with or without a batch axis.
 
     A tensor `q_positions` says where in the sequence each query stands; a causal row then sees the keys up to there.
-    What is wrong with the file is told of `option`, where the caller had it from.
+    Errors name `option`, by which the caller got the path.
     """
     tensors, _ = file_io.load_tensors(Path(path), option)
     return from_tensors(tensors, path, causal, option)
@@ -212,37 +202,25 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
 def from_tensors(
     tensors: Mapping[str, Tensor], path: str | Path, causal: bool = False, option: str = "input"
 ) -> Workload:
-    """What `read` gives, of tensors that were read from there already."""
-    missing = [name for name in ("q", "k", "v") if name not in tensors]
-    if missing:
-        held = ", ".join(sorted(tensors))[:80] or "nothing"
-        raise FileError(
-            option, path, f"lacks {' and '.join(missing)} (it holds {held})", "save tensors named q, k and v"
-        )
-    q, k, v = (_four(option, path, name, tensors[name]) for name in ("q", "k", "v"))
-    positions = _positions(option, path, tensors.get("q_positions"), q.shape[-2], k.shape[-2])
-    made = Workload(Path(path).stem, f"heads read from {Path(path).name}", q, k, v, causal, positions)
-    _ = made.problem  # shapes and types that do not fit are named before anything runs
-    return made
-
-
-def _four(option: str, path: str | Path, name: str, x: Tensor) -> Tensor:
-    if not 2 <= x.ndim <= 4:
-        rule = f"holds {name} of shape {tuple(x.shape)}, not (heads, length, dim)"
-        raise FileError(option, path, rule, "save (heads, length, dim) or (batch, heads, length, dim)")
-    return x[(None,) * (4 - x.ndim)]
-
-
-def _positions(option: str, path: str | Path, positions: Tensor | None, queries: int, keys: int) -> Tensor | None:
-    if positions is None:
-        return None
-    whole = not positions.dtype.is_floating_point and not positions.dtype.is_complex
-    if (
-        positions.shape != (queries,)
-        or not whole
-        or (queries and not 0 <= int(positions.min()) <= int(positions.max()) < keys)
-    ):
-        rule = f"holds q_positions that are not {queries} whole numbers from 0 to {keys - 1}"
-        raise FileError(option, path, rule, "save the place of each query among the keys, or leave q_positions out")
-    # Rows at 0, 1, 2, … are what `causal` means by itself, and most methods are faster without a mask.
-    return None if torch.equal(positions.cpu(), torch.arange(queries)) else positions.long()
+    """What `read` returns, for tensors that are already loaded from `path`."""
+    names = ("q", "k", "v")
+    if missing := [name for name in names if name not in tensors]:
+        rule = f"lacks {' and '.join(missing)} (it holds {', '.join(sorted(tensors))[:80] or 'nothing'})"
+        raise FileError(option, path, rule, "save tensors named q, k and v")
+    for name in names:
+        if not 2 <= tensors[name].ndim <= 4:
+            rule = f"holds {name} of shape {tuple(tensors[name].shape)}, not (heads, length, dim)"
+            raise FileError(option, path, rule, "save (heads, length, dim) or (batch, heads, length, dim)")
+    q, k, v = (tensors[name][(None,) * (4 - tensors[name].ndim)] for name in names)
+    positions, queries, keys = tensors.get("q_positions"), q.shape[-2], k.shape[-2]
+    if positions is not None:
+        whole = not positions.dtype.is_floating_point and not positions.dtype.is_complex
+        fits = whole and positions.shape == (queries,)
+        if not fits or (queries and not 0 <= int(positions.min()) <= int(positions.max()) < keys):
+            rule = f"holds q_positions that are not {queries} whole numbers from 0 to {keys - 1}"
+            raise FileError(option, path, rule, "save the place of each query among the keys, or leave q_positions out")
+        # Rows at 0, 1, 2, … are what `causal` means by itself, and most methods are faster without a mask.
+        positions = None if torch.equal(positions.cpu(), torch.arange(queries)) else positions.long()
+    load = Workload(Path(path).stem, f"heads read from {Path(path).name}", q, k, v, causal, positions)
+    _ = load.problem  # shapes and types that do not fit are named before anything runs
+    return load

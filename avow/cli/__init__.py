@@ -1,4 +1,4 @@
-"""`avow …`: every command is a thin reading of arguments around one call of the library."""
+"""`avow …`: every command reads its arguments and makes one call of the library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import avow
-from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, profile, train, verify
+from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, profile, train
 from avow.cli.error_formatting import ErrorFormattingGroup
+from avow.cli.options import option
 
 app = typer.Typer(
     cls=ErrorFormattingGroup,
@@ -22,7 +23,7 @@ app = typer.Typer(
 
 
 def main(begin: Callable[[], None] | None = None) -> None:
-    """The entry point; `begin` is called when what was typed is read and the command itself begins."""
+    """The entry point; `begin` is called once the arguments are read and the command itself begins."""
     app(obj=begin)
 
 
@@ -35,7 +36,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, option("Show the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -49,5 +50,5 @@ app.command()(lab.lab)
 app.command()(knowledge.knowledge)
 app.add_typer(train.app, name="train")
 app.command()(profile.profile)
-app.command()(verify.verify)
+app.command()(profile.verify)
 app.add_typer(bench.app, name="bench")

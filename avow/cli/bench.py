@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Device, Png, files, place
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, Device, Png, files, option, place
+from avow.cli.output import present, wrote
 from avow.errors import MissingPackage, ParameterError
 
 if TYPE_CHECKING:
     from avow.bench.results import Result
-    from avow.report.terminal import Columns
 
 app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, measured on this machine.")
 
@@ -22,17 +21,15 @@ app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, me
 @app.command()
 def decode(
     device: Device = "auto",
-    heads: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Your own heads: a folder of .safetensors files with q, k, v.")
-    ] = None,
-    length: Annotated[list[int] | None, typer.Option(help="Tokens in the cache; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A short cache, a few rounds.")] = False,
+    heads: Annotated[Path | None, option("Your own heads: a folder of .safetensors files.", metavar="DIR")] = None,
+    length: Annotated[list[int] | None, option("Tokens in the cache; may be repeated.", min=1)] = None,
+    quick: Annotated[bool, option("A short cache, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A certified step of decoding, as it is called, beside exact ones.
+    """A certified decoding step, as it is called, beside exact ones.
 
-    On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of what memory allows: no call of a
-    user's takes so little. Fails where an answer is not what its certificate says.
+    On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of the memory bandwidth; a call from
+    Python takes longer. Fails if an answer breaks its certificate.
     """
     from avow.bench import decode as decoding
     from avow.bench.cases import count, stored
@@ -41,9 +38,6 @@ def decode(
 
     where = _where(device)
     sizes = (decoding.QUICK if quick else decoding.FULL)[where]
-    for n in length or []:
-        if n < 1:
-            raise ParameterError("length", n, "must be at least 1", "try --length 65536")
     if length:
         sizes = sizes._replace(lengths=tuple(length))
     if heads is not None:
@@ -52,74 +46,69 @@ def decode(
         results = decoding.run(where, sizes, heads, tell)
         if where == "cuda":
             results += decoding.run_kernels(where, sizes, heads, tell)
-    _say(machine(where), results, as_json)
+    _present(machine(where), results, as_json)
 
 
 @app.command()
 def linear(
     device: Device = "auto",
-    only: Annotated[
-        str | None, typer.Option(metavar="FAMILY", help="On a GPU: only linear, random, separable or step.")
-    ] = None,
-    fuzz: Annotated[int, typer.Option(metavar="N", help="Check the kernels at N random shapes instead.")] = 0,
-    tune: Annotated[bool, typer.Option("--tune", help="Time other layouts of the plain scan instead.")] = False,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="The GPU's tables on a CPU: kernels interpreted, tiny sizes.")
-    ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter sequences, a few rounds.")] = False,
+    only: Annotated[str | None, option("Only linear, random, separable or step; on a GPU.", metavar="FAMILY")] = None,
+    fuzz: Annotated[int, option("Check the kernels at N random shapes instead.", metavar="N", min=0)] = 0,
+    tune: Annotated[bool, option("Time other layouts of the plain scan instead.", "--tune")] = False,
+    rehearse: Annotated[bool, option("The GPU's tables on a CPU: interpreted, at tiny sizes.", "--rehearse")] = False,
+    quick: Annotated[bool, option("Shorter sequences, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Linear attention against exact attention and installed peers.
 
-    Whole passes, gradients, single tokens; on a GPU the kernels. What fails its check in this run gets no speed, and
-    the command fails.
+    Whole passes, gradients, single tokens; on a GPU the kernels. What fails its check in this run is not timed, and the
+    command fails.
     """
     from avow.bench import linear as kernels
+    from avow.bench.cases import interpret_kernels
     from avow.bench.clock import machine
     from avow.report.terminal import progress
 
     if only is not None and only not in kernels.FAMILIES:
         raise ParameterError("only", only, f"must be one of {', '.join(kernels.FAMILIES)}", "leave --only out")
-    if fuzz < 0:
-        raise ParameterError("fuzz", fuzz, "must be at least 0", "try --fuzz 200")
     where = "cpu" if rehearse else _where(device)
+    sizes = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
     if rehearse:
-        _rehearse()
-    if where == "cpu" and not rehearse:
-        if only is not None or fuzz or tune:
-            rule = "is for kernels, which need a GPU"
-            raise ParameterError("device", where, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
-        sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
-        with progress(len(sizes.lengths) * len(kernels.METHODS)) as tell:
-            return _say(machine(where), kernels.run_plain(sizes, tell), as_json)
-    chosen = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
+        _need_triton("is needed to interpret kernels", "pip install triton")
+        interpret_kernels()
+    elif where == "cpu" and (only is not None or fuzz or tune):
+        rule = "is for kernels, which need a GPU"
+        raise ParameterError("device", where, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
     if fuzz:
-        return _say(machine(where), kernels.shapes(where, fuzz, rehearse), as_json)
-    if tune:
-        return _say(machine(where), kernels.layouts(where, chosen), as_json)
-    with progress(5) as tell:
-        results = kernels.run(where, chosen, only, tell, rehearse)
-    return _say(machine(where), results, as_json)
+        results = kernels.shapes(where, fuzz, rehearse)
+    elif tune:
+        results = kernels.layouts(where, sizes)
+    elif where == "cpu" and not rehearse:
+        plain_sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
+        with progress(len(plain_sizes.crossover) * len(kernels.METHODS)) as tell:
+            results = kernels.run_plain(plain_sizes, tell)
+    else:
+        with progress(5) as tell:
+            results = kernels.run(where, sizes, only, tell, rehearse)
+    _present(machine(where), results, as_json)
 
 
 @app.command()
 def shards(
-    ranks: Annotated[int, typer.Option(help="The most shards; powers of two up to it are run.")] = 256,
+    ranks: Annotated[int, option("The most shards; powers of two up to it are run.", min=1, max=1024)] = 256,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
     """Attention over shards, simulated in one process.
 
-    What each way sends is counted and held to the planner's model, and answers to those of one shard; --png draws what
-    a shard sends.
+    The bytes that each strategy sends are counted and compared with the planner's model, and answers with those of one
+    shard; --png draws what a shard sends.
     """
     from avow import file_io
     from avow.bench import shards as simulation
     from avow.report.charts import png as picture
     from avow.report.terminal import progress
 
-    if not 1 <= ranks <= 1024:
-        raise ParameterError("ranks", ranks, "must be from 1 to 1024", "try --ranks 256")
     written = files(png=png)
     counts = [2**i for i in range(ranks.bit_length())]
     with progress(6 * len(counts)) as tell:
@@ -127,45 +116,33 @@ def shards(
     if png is not None:
         file_io.write(png, picture(chart))
     wrote(written)
-    _say("simulated shards", [result], as_json)
+    _present("simulated shards", [result], as_json)
 
 
-def _rehearse() -> None:
-    if find_spec("triton") is None:
-        raise MissingPackage("triton", "missing", "is needed to interpret kernels", "pip install triton")
-    from avow.bench.cases import interpret_kernels
+def _present(where: str, results: list[Result], as_json: bool) -> None:
+    """Print the tables; fail if an answer failed its check."""
+    from avow.bench.results import shown
+    from avow.report.terminal import Columns
 
-    interpret_kernels()
-
-
-def _say(where: str, results: list[Result], as_json: bool) -> None:
-    """The tables, and failure where an answer failed its check."""
-    from avow.report.terminal import show
-
-    if as_json:
-        document({"machine": where, "results": [result.plain() for result in results]})
-    else:
-        show(where)
-        for result in results:
-            show("", _table(result))
+    parts: list[Any] = [where]
+    for result in results:
+        headings = list(result.rows[0]) if result.rows else []
+        rows = [[shown(value) for value in row.values()] for row in result.rows]
+        form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
+        parts += ["", Columns("".join(form), headings, rows, result.title, result.notes)]
+    present(as_json, {"machine": where, "results": [result.plain() for result in results]}, *parts)
     if any(result.failures for result in results):
         raise typer.Exit(1)
 
 
-def _table(result: Result) -> Columns:
-    from avow.bench.results import shown
-    from avow.report.terminal import Columns
-
-    headings = list(result.rows[0]) if result.rows else []
-    rows = [[shown(value) for value in row.values()] for row in result.rows]
-    form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
-    return Columns("".join(form), headings, rows, result.title, result.notes)
-
-
 def _where(device: str) -> str:
     """Where to measure; a GPU needs its kernels."""
-    found = place(device)
-    if found == "cuda" and find_spec("triton") is None:
-        rule = "is needed by the kernels on a GPU"
-        raise MissingPackage("triton", "missing", rule, "pip install triton, or use --device cpu")
-    return found
+    where = place(device)
+    if where == "cuda":
+        _need_triton("is needed by the kernels on a GPU", "pip install triton, or use --device cpu")
+    return where
+
+
+def _need_triton(rule: str, remedy: str) -> None:
+    if find_spec("triton") is None:
+        raise MissingPackage("triton", "missing", rule, remedy)

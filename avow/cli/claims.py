@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from avow.cli.options import AsJson, command, files
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, command, files, option
+from avow.cli.output import present, wrote
 from avow.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -19,41 +19,37 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, run and explain what is claimed of attention.")
 
-Topic = Annotated[str | None, typer.Option(help="Only claims of this topic.")]
-User = Annotated[Path | None, typer.Option(help="Your own Python file of claims, in place of the catalogue.")]
-Seconds = Annotated[float, typer.Option(help="A claim that takes longer gets no verdict; so for each broken variant.")]
+Topic = Annotated[str | None, option("Only claims of this topic.")]
+User = Annotated[Path | None, option("Your own Python file of claims, in place of the catalogue.")]
+Seconds = Annotated[float, option("A claim, or a broken variant of it, that takes longer gets no verdict.")]
 
 
 @app.command("list")
 def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False) -> None:
     """Every claim with its topic, the verdict on record and its words."""
     from avow.report.claims import catalogue_table
-    from avow.report.terminal import show
 
     claims = _chosen(_known(user), topic, [])
-    if as_json:
-        listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
-        document({"claims": listed})
-    else:
-        show(catalogue_table(claims))
+    listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
+    present(as_json, {"claims": listed}, catalogue_table(claims))
 
 
 @app.command()
 def run(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Claims to judge; all unless told.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Claims to judge; all by default.")] = None,
     topic: Topic = None,
     user: User = None,
     seconds: Seconds = 60.0,
-    html: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/claims.html"),
+    html: Annotated[Path, option("Where the report goes.")] = Path("out/claims.html"),
     as_json: AsJson = False,
 ) -> None:
     """Judge claims and their broken variants.
 
-    Fails where a verdict is not the recorded one.
+    Fails if a verdict is not the recorded one.
     """
     from avow import file_io
     from avow.report.claims import claims_page, faults, findings_table, headline
-    from avow.report.terminal import bold, show
+    from avow.report.terminal import bold
 
     known = _known(user)
     claims = _chosen(known, topic, ids or [])
@@ -61,10 +57,9 @@ def run(
     findings = _judged(claims, known, seconds)
     wrong = faults(findings)
     file_io.write(html, claims_page(findings, command()))
-    if as_json:
-        document({"headline": headline(findings), "faults": wrong, "claims": [finding.plain() for finding in findings]})
-    else:
-        show(findings_table(findings), "", bold(headline(findings)))
+    line = headline(findings)
+    plain = {"headline": line, "faults": wrong, "claims": [finding.plain() for finding in findings]}
+    present(as_json, plain, findings_table(findings), "", bold(line))
     for line in wrong:
         typer.echo(f"avow: {line}", err=True)
     wrote(written)
@@ -81,14 +76,10 @@ def show_claim(
 ) -> None:
     """Everything about one claim, judged now."""
     from avow.report.claims import explanation
-    from avow.report.terminal import show
 
     known = _known(user)
     (finding,) = _judged(_chosen(known, None, [id]), known, seconds)
-    if as_json:
-        document(finding.plain())
-    else:
-        show(*explanation(finding))
+    present(as_json, finding.plain(), *explanation(finding))
 
 
 def _known(user: Path | None) -> dict[str, Claim]:
@@ -113,7 +104,7 @@ def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str]) -> list[
 
 
 def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> list[Finding]:
-    """What came of some claims, in their own order; those of the same file that they rest on are judged too."""
+    """The findings of some claims, in their order; claims of the same file that they rest on are judged too."""
     from avow.report.terminal import progress
     from avow.theory.claims import run as judge
 

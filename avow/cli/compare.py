@@ -2,68 +2,40 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import avow
 from avow.bench.workloads import KINDS, Workload, workload
-from avow.cli.lists import command_with
-from avow.cli.lists import kinds as kinds_list
-from avow.cli.lists import methods as methods_list
-from avow.cli.options import (
-    AsJson,
-    Causal,
-    Device,
-    Dim,
-    Heads,
-    Input,
-    Length,
-    Png,
-    Seed,
-    Threads,
-    command,
-    files,
-    place,
-    split,
-    use_threads,
-    workloads,
-)
-from avow.cli.output import document, wrote
+from avow.cli import options
+from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, Threads, option
+from avow.cli.output import present, wrote
 from avow.core import Method, Sizes
 from avow.errors import ParameterError
 from avow.methods import method_named
 
-Compared = command_with(lambda: kinds_list() | methods_list())
+Compared = options.command_with(lambda: options.kinds() | options.methods())
 
 
 def compare(
     length: Length = None,
     heads: Heads = 1,
     dim: Dim = 64,
-    kinds: Annotated[str, typer.Option(help="Kinds of heads to draw, separated by commas; see below.")] = ",".join(
-        KINDS
-    ),
-    methods: Annotated[
-        str | None, typer.Option(help="Methods to compare, separated by commas; all unless told; see below.")
-    ] = None,
+    kinds: Annotated[str, option("Kinds of heads to draw, separated by commas; see below.")] = ",".join(KINDS),
+    methods: Annotated[str | None, option("Methods, separated by commas; default: all; see below.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="METHOD.NAME=VALUE", help="Compare a method at this setting only; may be repeated."
-        ),
+        option("Compare a method at this setting only; may be repeated.", "--set", metavar="METHOD.NAME=VALUE"),
     ] = None,
     input: Input = None,
     causal: Causal = False,
     seed: Seed = 0,
     device: Device = "cpu",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Time each call once, and leave out the growth with length.")
-    ] = False,
-    patience: Annotated[float, typer.Option(help="Leave out what is expected to take more seconds a call.")] = 20.0,
+    quick: Annotated[bool, option("Time each call once, and leave out the growth with length.", "--quick")] = False,
+    patience: Annotated[float, option("Leave out what is expected to take more seconds a call.")] = 20.0,
     threads: Threads = 2,
-    html: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/compare.html"),
+    html: Annotated[Path, option("Where the report goes.")] = Path("out/compare.html"),
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
@@ -72,21 +44,23 @@ def compare(
     from avow.bench.clock import machine
     from avow.bench.compare import Bench, Comparison
     from avow.report import compare as report
-    from avow.report.terminal import bold, progress, show
+    from avow.report.terminal import bold, progress
 
-    device = place(device)
+    device = options.place(device)
     if not patience > 0:
         raise ParameterError("patience", patience, "must be above 0", "try --patience 20")
-    loads = workloads(kinds, input, length, heads, dim, seed, causal, device)
-    names = split(methods) or list(avow.all_methods())
+    loads = options.workloads(kinds, input, length, heads, dim, seed, causal, device)
+    names = options.split(methods) or list(avow.all_methods())
     fixed = _fixed(settings or [], names, [load.sizes for load in loads])
     for name in names:
         method_named(name)
-    written = files(html, png=png)
+    written = options.files(html, png=png)
     bench = Bench(names, fixed, seed, 1 if quick else 5, patience)
-    lengths = [] if quick else _lengths(loads[0], drawn=input is None)
+    # The lengths of the sweep: around a drawn workload's own, up to that of a file.
+    keys, shares = loads[0].k.shape[-2], (0.0625, 0.125, 0.25, 0.5, 1) if input else (0.25, 0.5, 1, 2, 4)
+    lengths = [] if quick else sorted({max(1, int(keys * share)) for share in shares})
     steps = sum(len(list(bench.grid(name, load.sizes))) for load in loads for name in names)
-    steps += len(loads) * ("sparse" in names) + len(lengths) * len(names)
+    steps += len(loads) * bench.decodes + len(lengths) * len(names)
 
     def longest(load: Workload) -> Workload:
         """The same heads at the longest length of the sweep."""
@@ -94,23 +68,21 @@ def compare(
             return load
         return workload(load.kind, heads, max(lengths), dim, seed, causal=causal).to(device)
 
-    with use_threads(threads), progress(steps) as tell:
+    with options.use_threads(threads), progress(steps) as tell:
         boards = tuple(bench.board(load, tell, longest(load)) for load in loads)
         longer = longest(loads[-1])
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
         comparison = Comparison(boards, scaling, machine(device))
     headline = report.headline(comparison)
-    file_io.write(html, report.page(comparison, command()))
+    file_io.write(html, report.page(comparison, options.command()))
     if png:
         file_io.write(png, report.png(comparison))
-    if as_json:
-        document({"headline": headline} | comparison.plain())
-    else:
-        for board in boards:
-            show(report.board_table(board), "", report.relative_table(board), "")
-            if board.decoding is not None and board.decoding.steps:
-                show(report.decoding_table(board.decoding), "")
-        show(bold(headline))
+    tables: list[Any] = []
+    for board in boards:
+        tables += [report.board_table(board), "", report.relative_table(board), ""]
+        if board.decoding is not None and board.decoding.steps:
+            tables += [report.decoding_table(board.decoding), ""]
+    present(as_json, {"headline": headline} | comparison.plain(), *tables, bold(headline))
     wrote(written)
 
 
@@ -130,13 +102,6 @@ def _fixed(settings: list[str], names: list[str], sizes: list[Sizes]) -> dict[st
             raise ParameterError("set", repr(text), "sets a method that is not compared", f"add {owner} to --methods")
         given.setdefault(owner, {})[name] = declared[name].read(owner, value)
     fixed = {owner: method_named(owner)(**parameters) for owner, parameters in given.items()}
-    for method, size in ((method, size) for method in fixed.values() for size in sizes):
+    for method, size in product(fixed.values(), sizes):
         method.check(size)
     return fixed
-
-
-def _lengths(load: Workload, drawn: bool) -> list[int]:
-    """The lengths of the sweep: around a drawn workload's own, up to that of a file."""
-    own = load.k.shape[-2]
-    shares = (0.25, 0.5, 1, 2, 4) if drawn else (0.0625, 0.125, 0.25, 0.5, 1)
-    return sorted({max(1, int(own * share)) for share in shares})

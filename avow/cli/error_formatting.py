@@ -14,9 +14,7 @@ from avow.errors import AvowError, FileError, ParameterError, RangeError, is_out
 
 # What typer raises for any wrong use of a command; it has no public name of its own.
 _WRONG_USE: Any = typer.BadParameter.__base__
-
-
-# Its rules in our words.
+# Its rules, and ours in plain English.
 _RULES = {
     "Input should be": "must be",
     "a valid integer": "a whole number",
@@ -28,22 +26,22 @@ ORDER = ("compare", "plan", "claims", "construct", "lab", "knowledge", "train", 
 
 
 class ErrorFormattingGroup(TyperGroup):
-    """Mistakes end in one line with name, value, rule and remedy; an interrupt ends at once."""
+    """A mistake ends in one line with name, value, rule and remedy; an interrupt ends at once."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which a curious person tries them."""
+        """In the order in which a new user tries them."""
         return [*ORDER, *(name for name in self.commands if name not in ORDER)]
 
     def main(self, *args: Any, **more: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # Where a terminal lacks a character it shows a question mark.
+                # A terminal that lacks a character shows a question mark.
                 stream.reconfigure(errors="replace")
         try:
             return super().main(*args, **more | {"prog_name": "avow"})
         except OSError as error:
-            # A full disk, say, behind stdout.
-            rule, remedy = f"failed ({error.strerror})", "check disk and rights"
+            # For example a full disk behind stdout.
+            rule, remedy = f"failed ({error.strerror})", "check free space and permissions"
             typer.echo(f"avow: {FileError('file', error.filename or 'output', rule, remedy)}", err=True)
             sys.exit(1)
 
@@ -63,14 +61,14 @@ class ErrorFormattingGroup(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            _end(RangeError("memory", "all there is", "is not enough for these sizes", "try smaller ones"))
+            _end(RangeError("memory", "all available", "is not enough for these sizes", "try smaller ones"))
         except KeyboardInterrupt as error:
             typer.echo("avow: interrupted; nothing was written", err=True)
             raise typer.Exit(130) from error
 
 
 def _end(error: Exception) -> NoReturn:
-    """Print what was wrong and leave; a group without a command prints its help instead."""
+    """Print the error and exit; a group without a command prints its help instead."""
     if type(error).__name__ == "NoArgsIsHelpError":
         raise error
     typer.echo(f"avow: {error if isinstance(error, AvowError) else explained(error)}", err=True)
@@ -102,7 +100,7 @@ def explained(error: Any) -> AvowError:
         remedy = f"did you mean {near}?" if near else f"known commands: {', '.join(known)}"
         return ParameterError("command", name, f"is not known to {here}", remedy)
     value = error.message.partition("(s) (")[2].rstrip(")") or repr(error.message)
-    return ParameterError("arguments", value, f"are not taken by {here}", remedy)
+    return ParameterError("arguments", value, f"are not accepted by {here}", remedy)
 
 
 def _name(parameter: Any) -> str:

@@ -13,48 +13,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from avow.cli.options import AsJson, Device, command, files, place, split
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, Device, command, files, option, place, split
+from avow.cli.output import present, wrote
 
 if TYPE_CHECKING:
     from avow.training.run_many import News
+
+ATTENTIONS = ("exact", "separable", "random_features", "latent")
 
 
 def knowledge(
     flags: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SECTION.NAME=VALUE",
-            help="Fields of every arm's configuration; avow train pretrain --help lists them.",
-        ),
+        typer.Argument(metavar="SECTION.NAME=VALUE", help="Fields of every arm; see avow train pretrain --help."),
     ] = None,
-    corpus: Annotated[
-        str, typer.Option(metavar="DIR|invented", help="A folder with wiki.txt, train.tsv and dev.tsv.")
-    ] = "invented",
-    attentions: Annotated[
-        str, typer.Option(help="Attentions to compare, separated by commas.")
-    ] = "exact,separable,random_features,latent",
-    positions: Annotated[
-        str, typer.Option(help="Kinds of positions, separated by commas: rotary, learned, sinusoidal.")
-    ] = "rotary",
-    seeds: Annotated[int, typer.Option(help="Runs of every arm; with several, the table tells their spread.")] = 1,
-    steps: Annotated[int | None, typer.Option(help="Steps of the pretrained arms.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs, report, picture and figures go.")] = Path("out/knowledge"),
+    corpus: Annotated[str, option("A folder: wiki.txt, train.tsv, dev.tsv.", metavar="DIR|invented")] = "invented",
+    attentions: Annotated[str, option("Attentions to compare, separated by commas.")] = ",".join(ATTENTIONS),
+    positions: Annotated[str, option("Positions, separated by commas: rotary, learned, sinusoidal.")] = "rotary",
+    seeds: Annotated[int, option("Runs of every arm; with several, the table shows their spread.")] = 1,
+    steps: Annotated[int | None, option("Steps of the pretrained arms.")] = None,
+    out: Annotated[Path, option("Where runs, report, picture and figures go.")] = Path("out/knowledge"),
     device: Device = "auto",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Arms at once; one for each core unless told, on a GPU one.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what an interrupted experiment left.")] = False,
+    jobs: Annotated[int | None, option("Arms at once; default: one per core, on a GPU one.", min=1)] = None,
+    resume: Annotated[bool, option("Continue what an interrupted experiment left.", "--resume")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What each attention can learn: models read, and are asked.
 
-    Trains models with and without reading, asks them and compares, in under five minutes on two cores.
+    Trains models with and without reading, asks them questions and compares, in under five minutes on two cores.
     """
     from avow import file_io
     from avow.bench.clock import machine
     from avow.report.knowledge import knowledge_page, knowledge_table, png
-    from avow.report.terminal import bold, show
+    from avow.report.terminal import bold
     from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import Interrupted, side_by_side
 
@@ -67,7 +58,7 @@ def knowledge(
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
     except (Interrupted, KeyboardInterrupt) as error:
         # The second interrupt does not wait for checkpoints.
-        state = "every arm is saved" if isinstance(error, Interrupted) else "arms stand at their last checkpoints"
+        state = "every arm is saved" if isinstance(error, Interrupted) else "arms are at their last checkpoints"
         again = shlex.join(["avow", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         typer.echo(f"avow: interrupted; {state}\ngo on with: {again}", err=True)
         raise typer.Exit(128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)) from error
@@ -76,12 +67,9 @@ def knowledge(
     file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
     file_io.write(picture, png(experiment))
     file_io.write(html, knowledge_page(experiment, command(), where))
-    if as_json:
-        document(plain)
-    else:
-        show(knowledge_table(experiment), "", bold(experiment.headline))
-    for failed in experiment.failures:
-        typer.echo(f"avow: {failed.arm.name} came to no end: {failed.why}", err=True)
+    present(as_json, plain, knowledge_table(experiment), "", bold(experiment.headline))
+    for failure in experiment.failures:
+        typer.echo(f"avow: {failure.arm.name} did not finish: {failure.why}", err=True)
     wrote(written)
     if experiment.failures:
         raise typer.Exit(1)
@@ -89,7 +77,7 @@ def knowledge(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[News], None]]:
-    """How far every arm is: bars on a terminal, plain lines elsewhere, always on stderr."""
+    """A function that shows the progress of every arm: bars on a terminal, plain lines elsewhere, always on stderr."""
     if not sys.stderr.isatty():
         quarters: dict[str, int] = {}
 
@@ -130,4 +118,4 @@ def _status(news: News) -> str:
     """
     if news.kind == "progress":
         return f"step {news.step:,}/{news.steps:,}, loss {news.loss:.3f}"
-    return {"found": "had finished before", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)
+    return {"found": "was already finished", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)

@@ -1,32 +1,43 @@
-"""What several commands ask for, and how it is read."""
+"""Options that several commands share, how their values are read, and lists of them for a command's help."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperCommand
 
+import avow
 from avow import file_io
 from avow.bench.workloads import KINDS, Workload, read, workload
 from avow.errors import ParameterError
 
-Length = Annotated[int | None, typer.Option(help="Keys and queries; with --input, keep only the first so many keys.")]
-Heads = Annotated[int, typer.Option(help="Heads to draw.")]
-Dim = Annotated[int, typer.Option(help="Dimension of each head.")]
-Input = Annotated[
-    Path | None, typer.Option(help="Your own heads: a .safetensors file with q, k, v and, if you like, q_positions.")
-]
-Causal = Annotated[bool, typer.Option("--causal", help="A row sees only keys up to its own place.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of what is drawn.")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
-Threads = Annotated[int, typer.Option(help="CPU threads; more than 1 is unsteady on a busy machine.")]
-Png = Annotated[Path | None, typer.Option(help="Write a picture here too, as .png.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+
+def option(help: str, *names: str, **more: Any) -> Any:
+    """An option of a command; its name is the parameter's unless others are given."""
+    return typer.Option(*names, help=help, **more)
+
+
+Length = Annotated[int | None, option("Keys and queries; with --input, use only this many of the first keys.", min=1)]
+Heads = Annotated[int, option("Heads to draw.", min=1)]
+Dim = Annotated[int, option("Dimension of each head.", min=1)]
+Input = Annotated[Path | None, option("Your own heads: a .safetensors file with q, k, v and optionally q_positions.")]
+Causal = Annotated[bool, option("A row sees only the keys up to its own position.", "--causal")]
+Seed = Annotated[int, option("Seed of random draws.", min=0, max=2**63 - 1)]
+Device = Annotated[str, option("Where to compute; auto: a GPU if there is one.", metavar="auto|cpu|cuda")]
+Threads = Annotated[int, option("CPU threads; times vary with more than 1 on a busy machine.", min=1)]
+Png = Annotated[Path | None, option("Write a picture here too, as .png.")]
+AsJson = Annotated[bool, option("Print one JSON document and nothing else on stdout.", "--json")]
+
+
+# Lists at the end of a command's help: terms and their meanings by title.
+Lists = dict[str, list[tuple[str, str]]]
 
 
 def split(text: str | None) -> list[str]:
@@ -36,17 +47,15 @@ def split(text: str | None) -> list[str]:
 
 def place(device: str) -> str:
     """Where to compute: cpu or cuda."""
-    there = torch.cuda.is_available()
-    if device not in ("auto", "cpu", *(["cuda"] if there else [])):
+    available = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    if device not in ("auto", *available):
         raise ParameterError("device", device, "is not available", "use --device cpu")
-    return "cuda" if device != "cpu" and there else "cpu"
+    return available[-1] if device == "auto" else device
 
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Have torch use so many for a while."""
-    if count < 1:
-        raise ParameterError("threads", count, "must be at least 1", "try --threads 1")
+    """Have torch use this many threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -56,13 +65,13 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
-    """Those places that were named, each fit to be written: told before the work, not after it."""
+    """The paths that are given; raises before the work, not after it, if one cannot be written."""
     if png is not None and png.suffix != ".png":
         raise ParameterError("png", png, "must be a .png file", f"try --png {png.with_suffix('.png')}")
     named = [path for path in (*paths, png) if path is not None]
     for i, path in enumerate(named):
         if path.absolute() in [other.absolute() for other in named[:i]]:
-            raise ParameterError("path", path, "is given for two files", "name another place for one of them")
+            raise ParameterError("path", path, "is given for two files", "give one of them another path")
         file_io.ready(path)
     return named
 
@@ -70,9 +79,7 @@ def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
 def workloads(
     kinds: str, input: Path | None, length: int | None, heads: int, dim: int, seed: int, causal: bool, device: str
 ) -> list[Workload]:
-    """The heads to look at: drawn, one workload for each kind, or those of a file."""
-    if length is not None and length < 1:
-        raise ParameterError("length", length, "must be at least 1", "try --length 8192")
+    """The heads of a file, or drawn ones: a workload for each kind."""
     if input is not None:
         own = read(input, causal)
         return [(own if length is None else own.first(length)).to(device)]
@@ -83,5 +90,51 @@ def workloads(
 
 
 def command() -> str:
-    """What was typed."""
+    """The command line as it was typed."""
     return " ".join(["avow", *sys.argv[1:]])
+
+
+def command_with(lists: Callable[[], Lists]) -> type[TyperCommand]:
+    """A kind of command whose help ends in such lists."""
+
+    class Command(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            for title, terms in lists().items():
+                with formatter.section(title):
+                    formatter.write_dl(terms)
+
+    return Command
+
+
+def kinds() -> Lists:
+    """Every kind of workload in a line."""
+    return {"Kinds": [(name, kind.summary) for name, kind in KINDS.items()]}
+
+
+def methods() -> Lists:
+    """Every method with its parameters, as the methods themselves declare them."""
+    terms = []
+    for name, kind in avow.all_methods().items():
+        terms.append((name, kind.summary))
+        terms += [(f"  {name}.{p.name}={p.default}", p.help) for p in kind.declared()]
+    return {"Methods": terms}
+
+
+def configuration(**own: object) -> Lists:
+    """The fields of a configuration; `own` are a command's own defaults."""
+    from avow.nn import ModelConfig
+    from avow.parameters import parameters_of
+    from avow.training.config import SECTIONS
+
+    lists = {}
+    for section, kind in SECTIONS.items():
+        terms = []
+        for p in parameters_of(kind):
+            choices = f" ({', '.join(p.rule.choices)})" if p.rule.choices else ""
+            terms.append((f"{section}.{p.name}={own.get(p.name, p.default)}", f"{p.help}{choices}"))
+        lists[f"Fields of {section}, in a file or as section.name=value"] = terms
+    usual = ModelConfig(vocabulary=1)
+    names = [field.name for field in fields(usual) if field.name != "vocabulary"]
+    lists["Fields of model"] = [(f"model.{name}={getattr(usual, name)}", "") for name in names]
+    return lists

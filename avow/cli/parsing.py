@@ -1,4 +1,4 @@
-"""What a person typed or saved, read: numbers, lists, types, keys, bandwidths, times, and formulas in x.
+"""Readers of what a person typed or saved: numbers, lists, types, keys, bandwidths, times, and formulas in x.
 
 A formula is read and never run as code.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 import re
 import warnings
 from collections.abc import Sequence
@@ -80,8 +81,7 @@ def keys_from(file: Path | None, orthonormal: int | None, random: int | None, di
         raise ParameterError("keys", value, "must be given in one way", f"use one of {', '.join(ways)}")
     if file is not None:
         if dim is not None:
-            rule, remedy = "is for keys that are drawn, and those of a file have theirs", "leave --dim out"
-            raise ParameterError("dim", dim, rule, remedy)
+            raise ParameterError("dim", dim, "is for drawn keys, not for those of a file", "leave --dim out")
         return tensor_in(file, "keys", "keys")
     count = orthonormal if orthonormal is not None else random
     assert count is not None
@@ -105,12 +105,18 @@ def tensor_in(file: Path, name: str, option: str) -> Tensor:
     return tensors[name]
 
 
-_FACTORS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
-_SPEED = re.compile(r"([0-9.eE+-]+)\s*(Ki|Mi|Gi|Ti|[kKMGTP]?)(B|bit|b)/s")
-_FLOPS = re.compile(r"([0-9.eE+-]+)\s*([kKMGTP]?)FLOPS?(?:/s)?", re.IGNORECASE)
-_TIME = re.compile(r"([0-9.eE+-]+)\s*(s|ms|us|µs|ns)")
-_IN_A_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
+# What each unit is of bytes a second, of operations a second (in lower case), and how many there are in a second.
+_BANDWIDTHS = {
+    f"{prefix}{unit}/s": factor * size
+    for prefix, factor in (_PREFIXES | _BINARY).items()
+    for unit, size in (("B", 1.0), ("bit", 0.125), ("b", 0.125))
+}
+_OPERATIONS = {
+    f"{prefix}flop{end}".lower(): factor for prefix, factor in _PREFIXES.items() for end in ("", "s", "/s", "s/s")
+}
+_TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 
 
 def speed(name: str, text: str) -> float:
@@ -119,9 +125,7 @@ def speed(name: str, text: str) -> float:
     >>> speed("link", "400GB/s"), speed("link", "100 Gbit/s")
     (400000000000.0, 12500000000.0)
     """
-    number, prefix, unit = _quantity(name, text, _SPEED, "a bandwidth", "400GB/s, or 100Gbit/s")
-    value = number * (_FACTORS | _BINARY)[prefix] * (1.0 if unit == "B" else 0.125)
-    return _positive(name, text, value, "400GB/s, or 100Gbit/s")
+    return _rate(name, text, _BANDWIDTHS, "a bandwidth", "400GB/s, or 100Gbit/s")
 
 
 def operations(name: str, text: str) -> float:
@@ -130,43 +134,47 @@ def operations(name: str, text: str) -> float:
     >>> operations("compute", "990TFLOP/s")
     990000000000000.0
     """
-    number, prefix = _quantity(name, text, _FLOPS, "a number of operations a second", "400TFLOP/s")
-    factor = _FACTORS[prefix if prefix in _FACTORS else prefix.upper()]
-    return _positive(name, text, number * factor, "400TFLOP/s")
+    return _rate(name, text, _OPERATIONS, "a number of operations a second", "400TFLOP/s")
 
 
 def duration(name: str, text: str) -> float:
-    """Seconds; none at all are allowed.
+    """Seconds, at least 0.
 
     >>> duration("latency", "5us"), duration("latency", "0s")
     (5e-06, 0.0)
     """
-    number, unit = _quantity(name, text, _TIME, "a time", "5us, or 0.1ms")
-    value = number / _IN_A_SECOND[unit]
-    if not 0 <= value < math.inf:
+    number, in_a_second = _quantity(name, text, _TIMES, "a time", "5us, or 0.1ms")
+    if not 0 <= number < math.inf:
         raise ParameterError(name, repr(text), "must be at least 0 and finite", f"try --{name} 5us, or 0.1ms")
-    return value
+    return number / in_a_second
 
 
-def _quantity(name: str, text: str, pattern: re.Pattern[str], noun: str, example: str) -> Any:
-    """The number of a quantity, and the rest of its parts as written."""
-    match = pattern.fullmatch(text.strip())
-    if match is None:
+def _quantity(name: str, text: str, units: dict[str, float], noun: str, example: str) -> tuple[float, float]:
+    """The number of a quantity, and the value of its unit."""
+    match = re.fullmatch(r"([0-9.eE+-]+)\s*(\S+)", text.strip())
+    unit = match and (match[2].lower() if units is _OPERATIONS else match[2])
+    if match is None or unit not in units:
         raise ParameterError(name, repr(text), f"is not {noun}", f"try --{name} {example}")
-    number, *parts = match.groups()
     try:
-        return float(number), *parts
+        return float(match[1]), units[unit]
     except ValueError as error:
         raise ParameterError(name, repr(text), "has no number before its unit", f"try --{name} {example}") from error
 
 
-def _positive(name: str, text: str, value: float, example: str) -> float:
-    if not 0 < value < math.inf:
+def _rate(name: str, text: str, units: dict[str, float], noun: str, example: str) -> float:
+    number, factor = _quantity(name, text, units, noun, example)
+    if not 0 < number * factor < math.inf:
         raise ParameterError(name, repr(text), "must be above 0 and finite", f"try --{name} {example}")
-    return value
+    return number * factor
 
 
 _CONSTANTS = {"pi": "pi", "e": "E"}
+_OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _LONGEST = 200
 # Numbers raised to powers stay small enough to be written down.
 _BASE, _EXPONENT = 10**6, 64
@@ -214,27 +222,16 @@ def _read(node: ast.expr, text: str) -> Any:
         case ast.BinOp(op=ast.BitXor()):
             _refuse(text, "uses ^, which is not a power here", "write x**2")
         case ast.BinOp(left=left, op=operation, right=right):
-            return _combined(_read(left, text), operation, _read(right, text), text)
+            if type(operation) not in _OPERATORS:
+                _refuse(text, "uses an operator that is not known here", "use + - * / and **")
+            divisor = _read(right, text)
+            if isinstance(operation, ast.Div) and divisor.is_zero:
+                _refuse(text, "divides by zero", "change the divisor")
+            return _OPERATORS[type(operation)](_read(left, text), divisor)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _functions():
             return getattr(sympy, name)(_read(argument, text))
-    _refuse(
-        text, f"holds {ast.unparse(node)!r}, which is not known here", f"known: {', '.join(_functions())}, x, pi, e"
-    )
-
-
-def _combined(left: Any, operation: ast.operator, right: Any, text: str) -> Any:
-    match operation:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div():
-            if right.is_zero:
-                _refuse(text, "divides by zero", "change the divisor")
-            return left / right
-    _refuse(text, "uses a sign that is not known here", "use + - * / and **")
+    rule = f"holds {ast.unparse(node)!r}, which is not known here"
+    _refuse(text, rule, f"known: {', '.join(_functions())}, x, pi, e")
 
 
 def _power(base: Any, exponent: Any, text: str) -> Any:
@@ -253,7 +250,7 @@ def _refuse(text: str, rule: str, remedy: str) -> NoReturn:
 
 
 def _functions() -> tuple[str, ...]:
-    """Those that a network can follow, and the root, which is a power."""
+    """The functions that a network can follow, and the root, which is a power."""
     from avow.theory.constructions.formulas import FUNCTIONS
 
     return ("sqrt", *FUNCTIONS)

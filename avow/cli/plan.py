@@ -1,118 +1,109 @@
-"""`avow plan`: what would run, what it would cost, and why."""
+"""`avow plan`: what would run, what it would cost, and why; with `--ranks`, the same over many ranks."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import avow
-from avow.cli.lists import command_with, kinds
-from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, place, workloads
-from avow.cli.output import document
-from avow.cli.plan_ranks import Asked, plan_ranks
+from avow.calibration import rates
+from avow.cli import options
+from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, option
+from avow.cli.output import present, wrote
+from avow.cli.parsing import dtype_named, duration, operations, speed
+from avow.core import Sizes
+from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Roofline, check, offers, weak_scaling
 from avow.errors import ParameterError
 from avow.planner import Plan
 
-# Longer than this, tensors are drawn at this length and only the prices are for the length asked for.
+# Tensors are drawn up to this length; of a longer workload only the prices are for its own length.
 _DRAWN = 4096
 
-Planned = command_with(kinds)
+Planned = options.command_with(options.kinds)
 
 
 def plan(
     length: Length = None,
     heads: Heads = 4,
     dim: Dim = 64,
-    kind: Annotated[str, typer.Option(help="Kind of heads to draw; see below.")] = "diffuse",
-    tol: Annotated[
-        float | None,
-        typer.Option(help="The error every row may have, of the longest value; exact by default."),
-    ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(help="The error every row may have, of the answer's own length.")
-    ] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="Accept promises that hold with this probability, such as 0.99.")
-    ] = None,
+    kind: Annotated[str, option("Kind of heads to draw; see below.")] = "diffuse",
+    tol: Annotated[float | None, option("The error every row may have, of the longest value; default: exact.")] = None,
+    rtol: Annotated[float | None, option("The error every row may have, of the answer's own length.")] = None,
+    confidence: Annotated[float | None, option("Accept bounds that hold with this probability, such as 0.99.")] = None,
     input: Input = None,
     causal: Causal = False,
     seed: Seed = 0,
     device: Device = "cpu",
-    ranks: Annotated[
-        int | None, typer.Option(help="Spread it over so many ranks: time by strategy and sharding; needs --link.")
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="With --ranks: bandwidth of a rank, such as 400GB/s.")
-    ] = None,
-    latency: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --ranks: latency of a message; 5us by default.")
-    ] = None,
+    ranks: Annotated[int | None, option("Spread over this many ranks: time by strategy; needs --link.", min=1)] = None,
+    link: Annotated[str | None, option("With --ranks: a rank's bandwidth, such as 400GB/s.", metavar="SPEED")] = None,
+    latency: Annotated[str | None, option("With --ranks: latency of a message; default: 5us.", metavar="TIME")] = None,
     compute: Annotated[
         str | None,
-        typer.Option(metavar="SPEED", help="With --ranks: arithmetic of a rank, such as 400TFLOP/s; else as here."),
+        option("With --ranks: arithmetic of a rank, such as 400TFLOP/s; default: this machine's.", metavar="SPEED"),
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="With --compute: memory bandwidth, such as 4.8TB/s.")
-    ] = None,
-    kept: Annotated[
-        float | None, typer.Option(help="With --compute: the share of tokens that sparse reads; 0.1 by default.")
-    ] = None,
-    queries: Annotated[
-        int | None,
-        typer.Option(help="Only the last so many queries: 1 is a step of decoding. As many as keys."),
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="With --ranks: sequences at once; 1 by default.")] = None,
-    key_heads: Annotated[int | None, typer.Option(help="With --ranks: key heads that heads share.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="With --ranks: float64, float32, bfloat16 or float16; float32 by default.")
-    ] = None,
+    memory: Annotated[str | None, option("With --compute: memory bandwidth, as 4.8TB/s.", metavar="SPEED")] = None,
+    kept: Annotated[float | None, option("With --compute: share of tokens that sparse reads; default: 0.1.")] = None,
+    queries: Annotated[int | None, option("Only the last queries; 1 is a decoding step; default: all.", min=1)] = None,
+    batch: Annotated[int | None, option("With --ranks: sequences at once; default: 1.", min=1)] = None,
+    key_heads: Annotated[int | None, option("With --ranks: key heads, shared by the heads.", min=1)] = None,
+    dtype: Annotated[str | None, option("With --ranks: float64, float32 (default), bfloat16 or float16.")] = None,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
     """What would run for a tolerance, at what cost, and why.
 
     Each other method comes with the reason it lost. With --ranks: how long each strategy takes over many ranks, in
-    which sharding, and where links are the limit; --png draws weak scaling up to so many ranks.
+    which sharding, and where links are the limit; --png draws weak scaling up to this number of ranks.
     """
     from avow.report.compare import plan_table
-    from avow.report.terminal import bold, show
+    from avow.report.terminal import bold
 
-    more = {"latency": latency, "kept": kept, "batch": batch, "dtype": dtype}
-    rank_options = {"link": link, "compute": compute, "memory": memory, "key_heads": key_heads, **more}
-    device = place(device)
+    device = options.place(device)
     if ranks is not None:
-        _only_sizes({"tol": tol, "rtol": rtol, "confidence": confidence, "input": input})
-        rank_options |= {"queries": queries}
-        given: dict[str, Any] = {name: value for name, value in rank_options.items() if value is not None}
-        sizes: dict[str, Any] = {"length": 131072 if length is None else length, "heads": heads, "dim": dim}
-        return plan_ranks(Asked(ranks, **sizes, **given, causal=causal, device=device, png=png, as_json=as_json))
-    for name, value in {**rank_options, "png": png}.items():
-        if value is not None:
-            option = name.replace("_", "-")
-            raise ParameterError(option, value, "needs --ranks", f"add --ranks 8, or leave --{option} out")
+        rule = "needs tensors, and a plan for many ranks looks at sizes alone"
+        remedy = "leave --{} out, or leave --ranks out to see which methods meet it"
+        _refuse({"tol": tol, "rtol": rtol, "confidence": confidence, "input": input}, rule, remedy)
+        keys, groups = 131072 if length is None else length, heads if key_heads is None else key_heads
+        if heads % groups:
+            rule = f"must divide the {heads} heads that share them"
+            raise ParameterError("key-heads", groups, rule, f"try --key-heads {heads}")
+        shape = 1 if batch is None else batch, heads, groups, keys if queries is None else queries, keys, dim, dim
+        sizes = Sizes(*shape, dtype_named("float32" if dtype is None else dtype), device, causal)
+        check(sizes, ranks)
+        if link is None:
+            rule = "needs to know how fast ranks are connected"
+            raise ParameterError("ranks", ranks, rule, "add --link, such as --link 400GB/s")
+        interconnect = Interconnect(speed("link", link), duration("latency", "5us" if latency is None else latency))
+        return _plan_ranks(sizes, ranks, interconnect, *_machine(compute, memory, kept, device), png, as_json)
+    of_ranks: dict[str, object] = {
+        "link": link,
+        "compute": compute,
+        "memory": memory,
+        "key-heads": key_heads,
+        "latency": latency,
+    }
+    of_ranks |= {"kept": kept, "batch": batch, "dtype": dtype, "png": png}
+    _refuse(of_ranks, "needs --ranks", "add --ranks 8, or leave --{} out")
 
     wanted = 2048 if length is None else length
     # One key more than queries where there are more: as many of them would grow with the keys.
     drawn = wanted if input else min(wanted, max(_DRAWN, (queries or 0) + 1))
-    load, *others = workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
+    load, *others = options.workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
     if others:
         raise ParameterError("kind", repr(kind), "must be one kind", f"try --kind {load.kind}")
     load = load if queries is None else load.last(queries)
-    keys = wanted if drawn < wanted else None
-    result = avow.plan(load.q, load.k, load.v, tol=tol, rtol=rtol, confidence=confidence, keys=keys, **load.call)
-    if as_json:
-        return document(plain_plan(result))
-    return show(plan_table(result), bold(_verdict(result)))
+    priced_keys = wanted if drawn < wanted else None
+    limits: dict[str, Any] = {"tol": tol, "rtol": rtol, "confidence": confidence}
+    result = avow.plan(load.q, load.k, load.v, **limits, keys=priced_keys, **load.call)
+    return present(as_json, plain_plan(result), plan_table(result), bold(_verdict(result)))
 
 
-def _only_sizes(given: dict[str, object]) -> None:
-    """Raise if an option is given that needs tensors: a plan for many ranks does not look at them."""
+def _refuse(given: dict[str, object], rule: str, remedy: str) -> None:
+    """Raise if one of these options is given; the remedy has a place for its name."""
     for name, value in given.items():
         if value is not None:
-            rule = "needs tensors, and a plan for many ranks looks at sizes alone"
-            raise ParameterError(name, value, rule, f"leave --{name} out, or leave --ranks out to see what keeps it")
+            raise ParameterError(name, value, rule, remedy.format(name))
 
 
 def plain_plan(plan: Plan) -> dict[str, Any]:
@@ -139,6 +130,65 @@ def _verdict(plan: Plan) -> str:
     if chosen is None:
         return f"nothing available proves {plan.goal}; the best bound is {plan.best_bound:.1e}"
     faster = plan.exact_seconds / chosen.seconds if chosen.seconds else 1.0
-    beside = f", {faster:.1f} times as fast as exact" if not chosen.method.is_exact else ""
+    comparison = "" if chosen.method.is_exact else f", {faster:.1f} times as fast as exact"
     price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"
-    return f"{chosen.method.label} would run: {price} predicted{beside}"
+    return f"{chosen.method.label} would run: {price} predicted{comparison}"
+
+
+def _machine(compute: str | None, memory: str | None, kept: float | None, device: str) -> tuple[Machine, str]:
+    """What a rank computes with: a device by its figures, or one like this machine."""
+    share = 0.1 if kept is None else kept
+    if not 0 <= share <= 1:
+        raise ParameterError("kept", share, "must be from 0 to 1", "try --kept 0.1")
+    if compute is None and memory is None:
+        known = rates(device)
+        return known, f"ranks like this machine, {known.source}"
+    if compute is None or memory is None:
+        missing = "compute" if compute is None else "memory"
+        rule, remedy = "is needed beside the other figure of a device", "give --compute 400TFLOP/s and --memory 3TB/s"
+        raise ParameterError(missing, None, rule, remedy)
+    roofline = Roofline(operations("compute", compute), speed("memory", memory), share)
+    return roofline, f"ranks of {compute} and {memory}"
+
+
+def _plan_ranks(
+    sizes: Sizes, ranks: int, link: Interconnect, machine: Machine, source: str, png: Path | None, as_json: bool
+) -> None:
+    from avow import file_io
+    from avow.report import charts
+    from avow.report.ranks import ranks_table, shardings_table, verdict, weak_chart
+    from avow.report.terminal import bold
+
+    written = options.files(png=png)
+    priced = offers(sizes, ranks, link, machine)
+    if png is not None:
+        chart = weak_chart(weak_scaling(sizes, ranks, link, machine), sizes, ranks, link)
+        file_io.write(png, charts.png(chart))
+    about = {"ranks": ranks, "bandwidth": link.bandwidth, "latency": link.latency, "machine": source}
+    counts = {"keys": sizes.keys, "queries": sizes.queries}
+    plain = {**about, **counts, "ways": [_plain_offer(offer) for offer in priced]}
+    tables = ranks_table(priced, sizes, ranks, link, source), "", shardings_table(priced), ""
+    present(as_json, plain, *tables, *map(bold, verdict(priced, ranks)))
+    wrote(written)
+
+
+def _plain_offer(offer: Offer) -> dict[str, Any]:
+    method, time = offer.strategy.method, offer.time
+    return {
+        "way": offer.strategy.name,
+        "target": method.target,
+        "parameters": method.parameters,
+        **_plain_sharding(offer),
+        "computing_seconds": time.computing,
+        "sending_seconds": time.sending,
+        "bytes_sent": offer.traffic.sent,
+        "messages": offer.traffic.messages,
+        "dominated_by": offer.dominated,
+        "communication_dominates_from": offer.from_ranks,
+        "shardings": [_plain_sharding(one) for one in offer.shardings],
+    }
+
+
+def _plain_sharding(offer: Any) -> dict[str, Any]:
+    split = offer.sharding
+    return {"over_heads": split.heads, "over_sequence": split.sequence, "seconds": offer.time.whole}

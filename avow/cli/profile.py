@@ -1,4 +1,6 @@
-"""`avow profile`: what each head of a model does with a text, and what a tolerance would save."""
+"""`avow profile`: what each head of a model does with a text, and what a tolerance would save. `avow verify`: what the
+plan that follows does to the model's predictions.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Threads, command, files, use_threads
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, Threads, command, files, option, use_threads
+from avow.cli.output import present, wrote
 
 if TYPE_CHECKING:
     from avow.integrations.transformers.profiling import Profile
 
 Model = Annotated[str, typer.Argument(help="A folder, a .gguf file, or an installed package that carries one.")]
-Text = Annotated[Path, typer.Option("--text", help="A text in UTF-8.")]
-Tokens = Annotated[
-    int | None, typer.Option(help="Read so many tokens; unless told, all that the model has positions for.")
-]
+Text = Annotated[Path, option("A text in UTF-8.", "--text")]
+Tokens = Annotated[int | None, option("Read this many tokens; default: all that the model has positions for.")]
 
 
 def profile(
     model: Model,
     text: Text,
-    tol: Annotated[float, typer.Option(help="The error that every row of every head may have.")] = 1e-2,
-    budget: Annotated[float, typer.Option(help="The share of exact attention's cost that a plan may take.")] = 0.5,
+    tol: Annotated[float, option("The error that every row of every head may have.")] = 1e-2,
+    budget: Annotated[float, option("The share of exact attention's cost that a plan may take.")] = 0.5,
     tokens: Tokens = None,
     threads: Threads = 2,
-    html: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/profile.html"),
-    plan: Annotated[Path, typer.Option(help="Where the plan goes.")] = Path("out/plan.json"),
+    html: Annotated[Path, option("Where the report goes.")] = Path("out/profile.html"),
+    plan: Annotated[Path, option("Where the plan goes.")] = Path("out/plan.json"),
     as_json: AsJson = False,
 ) -> None:
     """What each head of a model does with a text, and a plan.
@@ -44,49 +44,77 @@ def profile(
     from avow.integrations.transformers.profiling import profile as measure
     from avow.report.charts import columns
     from avow.report.profile import headline, kinds_table, methods_table, profile_page, speed_table
-    from avow.report.terminal import bold, progress, show
+    from avow.report.terminal import bold, progress
 
     written, words = files(html, plan), read_text(text)
     with use_threads(threads):
         loaded = load_model(model)
         ids = tokens_of(loaded, words, tokens)
         with progress(len(replaceable(loaded.model))) as tell:
-            made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
+            result = measure(loaded.model, ids, tol, budget, loaded.name, tell)
         if loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder:
-            made = dataclasses.replace(made, speed=decoding_speed(loaded.model, made.plan, ids))
-        file_io.write(html, profile_page(made, command(), machine()))
-    file_io.write(plan, made.plan.to_json())
-    if as_json:
-        document(plain(made))
-    else:
-        show(columns(kinds_table(made)), "", columns(methods_table(made)), "")
-        if made.speed is not None:
-            show(columns(speed_table(made.speed)), "")
-        show(bold(headline(made)))
+            result = dataclasses.replace(result, speed=decoding_speed(loaded.model, result.plan, ids))
+        file_io.write(html, profile_page(result, command(), machine()))
+    file_io.write(plan, result.plan.to_json())
+    tables = [kinds_table(result), methods_table(result)]
+    if result.speed is not None:
+        tables.append(speed_table(result.speed))
+    parts = [part for table in tables for part in (columns(table), "")]
+    present(as_json, plain(result), *parts, bold(headline(result)))
     wrote(written)
 
 
-def plain(made: Profile) -> dict[str, Any]:
+def verify(
+    model: Model,
+    plan: Annotated[Path, option("The plan that avow profile wrote.")],
+    text: Text,
+    tokens: Tokens = None,
+    places: Annotated[int, option("Compare the predictions of this many of the last tokens.")] = 128,
+    generate: Annotated[int, option("Write this many tokens after the text, and compare them.")] = 32,
+    threads: Threads = 2,
+    as_json: AsJson = False,
+) -> None:
+    """What a plan changes in a model's predictions.
+
+    Perplexity, agreement, KL and generation under the plan beside exact attention, with certificates. Fails if a row
+    that was recomputed in float64 has a larger error than its certificate says.
+    """
+    from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
+    from avow.integrations.transformers.model_plan import read_plan
+    from avow.integrations.transformers.model_plan import verify as compare
+    from avow.report.charts import columns
+    from avow.report.profile import verdict_line, verdict_table
+    from avow.report.terminal import bold
+
+    planned, words = read_plan(plan), read_text(text)
+    with use_threads(threads):
+        loaded = load_model(model)
+        verdict = compare(loaded.model, planned, tokens_of(loaded, words, tokens), places, generate)
+    present(as_json, verdict.plain(), columns(verdict_table(verdict)), "", bold(verdict_line(verdict)))
+    if not verdict.kept:
+        raise typer.Exit(1)
+
+
+def plain(profile: Profile) -> dict[str, Any]:
     """A profile as JSON has it; `null` where nothing is promised."""
-    layers = {}
-    for name, heads in made.layers.items():
-        layers[name] = [
+
+    def as_dict(offer: Any) -> dict[str, Any] | None:
+        return None if offer is None else dataclasses.asdict(offer)
+
+    layers = {
+        name: [
             {
                 **dataclasses.asdict(head.figures),
                 "exact_bound": head.exact_bound,
-                "offers": [dataclasses.asdict(offer) for offer in head.offers],
-                "within_budget": {x: _offer(head.within_budget(x, made.budget)) for x in head.methods},
-                "within_tolerance": {x: _offer(head.within_tolerance(x, made.tol)) for x in head.methods},
-                "chosen": _offer(head.chosen(made.tol, made.budget)),
+                "offers": [as_dict(offer) for offer in head.offers],
+                "within_budget": {x: as_dict(head.within_budget(x, profile.budget)) for x in head.methods},
+                "within_tolerance": {x: as_dict(head.within_tolerance(x, profile.tol)) for x in head.methods},
+                "chosen": as_dict(head.chosen(profile.tol, profile.budget)),
             }
             for head in heads
         ]
-    facts = {
-        name: getattr(made, name) for name in ("model", "fingerprint", "tokens", "tol", "budget", "seconds", "share")
+        for name, heads in profile.layers.items()
     }
-    speed = None if made.speed is None else dataclasses.asdict(made.speed) | {"verdict": made.speed.verdict}
-    return facts | {"speed": speed, "layers": layers}
-
-
-def _offer(offer: Any) -> dict[str, Any] | None:
-    return None if offer is None else dataclasses.asdict(offer)
+    names = ("model", "fingerprint", "tokens", "tol", "budget", "seconds", "share")
+    speed = None if profile.speed is None else dataclasses.asdict(profile.speed) | {"verdict": profile.speed.verdict}
+    return {name: getattr(profile, name) for name in names} | {"speed": speed, "layers": layers}

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.lists import command_with, configuration
-from avow.cli.options import AsJson, Device, Seed, command, files, place
+from avow.cli.options import AsJson, Device, Seed, command, command_with, configuration, files, place
 from avow.cli.output import document, wrote
 from avow.errors import FileError, ParameterError
 

@@ -17,6 +17,7 @@ import jinja2
 from avow.errors import AvowError, ParameterError
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
 from avow.report import formatting
+from avow.report.mathml import display
 
 PACKAGE = "avow.lab.pages"
 
@@ -56,21 +57,25 @@ class Words:
 
     def html(self, macro: str, *values: Any, **more: Any) -> str:
         """What the macro writes; what it is given is escaped if its file is HTML."""
-        return str(getattr(_texts().get_template(self._file).module, macro)(*values, **more))
+        return str(getattr(templates().get_template(self._file).module, macro)(*values, **more))
 
 
 @functools.cache
-def _texts() -> jinja2.Environment:
-    texts = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+def templates(package: str = PACKAGE) -> jinja2.Environment:
+    """The lab's templates, and those that stand beside the pages of a package; what goes into HTML is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(
+            [Path(__file__).parent / "templates", *importlib.import_module(package).__path__]
+        ),
         autoescape=jinja2.select_autoescape(("html",), default=False),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts.filters |= {"as": format, "between": formatting.between, "ratio": formatting.ratio}
-    texts.filters |= {"count": formatting.count, "listed": formatting.listed, "seconds": formatting.seconds}
-    return texts
+    environment.filters |= {"as": format, "mathml": lambda latex: display(str(latex)), "between": formatting.between}
+    environment.filters |= {"count": formatting.count, "listed": formatting.listed}
+    environment.filters |= {"ratio": formatting.ratio, "seconds": formatting.seconds}
+    return environment
 
 
 class Form(TypedDict, total=False):
@@ -148,7 +153,15 @@ def _control(parameter: Parameter, form: Form) -> dict[str, Any]:
     kind = "choice" if rule.choices else {bool: "switch", str: "text"}.get(parameter.type, "number")
     step = form.get("step") or (1 if parameter.type is int else (rule.high - rule.low) / 200)
     about = {"name": parameter.name, "kind": kind, "label": parameter.help, "default": parameter.default}
-    return {**form, **about, "choices": rule.choices, "low": rule.low, "high": rule.high, "step": step}
+    return {
+        **dict.fromkeys(Form.__annotations__),
+        **form,
+        **about,
+        "choices": rule.choices,
+        "low": rule.low,
+        "high": rule.high,
+        "step": step,
+    }
 
 
 @dataclass(frozen=True)
@@ -173,7 +186,7 @@ class Page:
     seconds: float = 20.0
     takes_files: bool = False
     # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
-    kept: bool = False
+    cacheable: bool = False
 
 
 @functools.cache

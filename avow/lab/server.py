@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -13,18 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import uvicorn
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError, InputError, ParameterError
-from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages
+from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, templates
 from avow.lab.request_queue import RequestQueue
 from avow.lab.security import JsonResponse, Refused, SecurityMiddleware, error_response, read_body
 from avow.lab.uploads import FileStore
-from avow.report.mathml import display
 
 _HOST = "127.0.0.1"
 _BODY_BYTES = 1 << 16
@@ -32,7 +29,7 @@ _BODY_BYTES = 1 << 16
 _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
 # Answers that a page lets the server keep; the oldest goes first.
-_MOST_KEPT = 256
+_MOST_CACHED = 256
 # The reports' style is the lab's too.
 _SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
@@ -143,18 +140,8 @@ def render(name: str, package: str, token: str, page: Page | None = None, lost: 
     """The HTML of a page, or of the front page, which also helps who is `lost` at an address that is not here."""
     given = {"page": page, "pages": list(all_pages(package).values()), "token": token, "lost": lost}
     # A page without a template of its own has no picture.
-    template = _templates(package).select_template([f"{name}.html", "page.html"])
+    template = templates(package).select_template([f"{name}.html", "page.html"])
     return template.render(given, controls=page.inputs.controls() if page else {}, static=static_files())
-
-
-@functools.cache
-def _templates(package: str) -> jinja2.Environment:
-    """The lab's templates, and those that stand beside the pages of a package."""
-    folders = [str(Path(__file__).parent / "templates"), *importlib.import_module(package).__path__]
-    loader = jinja2.FileSystemLoader(folders)
-    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters["mathml"] = lambda latex: display(str(latex))
-    return templates
 
 
 @functools.cache
@@ -169,7 +156,7 @@ def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, f
     """Serve a page's preview or verdict; the document of the interface has the schema of its inputs."""
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
     schema = {"required": True, "content": {"application/json": {"schema": page.inputs.schema()}}}
-    kept: dict[str, bytes] = {}
+    cache: dict[str, bytes] = {}
 
     @app.post(f"/api/{page.name}/{what}", name=f"{page.name}_{what}", openapi_extra={"requestBody": schema})
     async def compute(request: Request) -> Response:
@@ -181,27 +168,27 @@ def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, f
         handle = getattr(inputs, "file", None) if page.takes_files else None
         file = (handle, files.get(handle)) if handle else None
         key = json.dumps(given, sort_keys=True)
-        if key in kept:
-            return JsonResponse(kept[key])
-        asked = asyncio.ensure_future(queue.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
-        gone = asyncio.ensure_future(_gone(request))
+        if key in cache:
+            return JsonResponse(cache[key])
+        answering = asyncio.ensure_future(queue.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
+        leaving = asyncio.ensure_future(_departure(request))
         try:
-            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
                 return Response(status_code=499)  # nobody will read it
-            answer = asked.result()
+            answer = answering.result()
         finally:
-            gone.cancel()
-            asked.cancel()
+            leaving.cancel()
+            answering.cancel()
         mistaken = answer.startswith(MISTAKE)
-        if page.kept and not mistaken:
-            kept[key] = answer
-            if len(kept) > _MOST_KEPT:
-                del kept[next(iter(kept))]
+        if page.cacheable and not mistaken:
+            cache[key] = answer
+            if len(cache) > _MOST_CACHED:
+                del cache[next(iter(cache))]
         return JsonResponse(answer, 422 if mistaken else 200)
 
 
-async def _gone(request: Request) -> None:
+async def _departure(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -29,7 +29,7 @@ from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
 from avow.methods import named_form
-from avow.methods.sparse import NothingToSave, Sparse, Trace
+from avow.methods.sparse import Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import KernelSteps
 from avow.nn.split_k_exact import SplitKExact, serves
@@ -40,6 +40,7 @@ from avow.numerics.norms import check_range, row_norms, slack
 from avow.numerics.rounding import tiny
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import GROUP
+from avow.numerics.sparse_reading import NothingToSave
 
 # If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -14,17 +14,14 @@ from rich.text import Text
 
 from avow.core.chart import Chart
 from avow.report import charts, formatting
-from avow.report.mathml import formula
 from avow.report.page import macro, render
 from avow.report.terminal import Columns
-from avow.theory.claims.claim import Claim, Evidence, Finding, Verdict
+from avow.theory.claims.claim import Claim, Finding, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
 # The address of another claim on the same page, with a place for its anchor.
 LINK = "#{}"
 _COLOURS: dict[Verdict, str] = {"proved": "green", "refuted": "red", "corrected": "yellow", "supported": "blue"}
-# How a symbolic step writes its formulas.
-_RELATIONS = {"nonnegative": r"\ge 0", "positive": "> 0"}
 
 
 def headline(findings: Sequence[Finding]) -> str:
@@ -80,35 +77,7 @@ def judged(finding: Finding, figures: dict[str, Any], known: set[str], link: str
         id = f"picture-{_anchor(finding.claim.id)}"
         figures[id] = charts.figure(picture)
     needs = {need: link.format(_anchor(need)) if need in known else "" for need in finding.claim.needs}
-    return str(macro("claim.html", "judged")(finding, picture, id, _facts, needs))
-
-
-def _facts(step: Evidence) -> Iterator[Markup]:
-    """The facts of a step, in HTML; strings that SymPy wrote in LaTeX are formulas."""
-    facts, named = step.facts, Markup("{}: {}")
-    if step.kind != "symbolic":
-        yield from (named.format(name, fact_text(fact)) for name, fact in facts.items())
-        return
-    left, right = facts.get("left"), facts.get("right")
-    if left is not None and left == right:
-        yield Markup("both sides are {}").format(Markup(formula(left)))
-    elif left is not None:
-        yield Markup(formula(f"{left} = {right}"))
-    for name, fact in facts.items():
-        if name in _RELATIONS:
-            yield Markup(formula(f"{fact} {_RELATIONS[name]}"))
-        elif name not in ("left", "right"):
-            latex = isinstance(fact, str) and "\\" in fact
-            yield named.format(name, Markup(formula(fact)) if latex else fact_text(fact))
-
-
-def fact_text(fact: Any) -> str:
-    """A fact as people read it: numbers short, lists in a row."""
-    if isinstance(fact, list | tuple):
-        return ", ".join(map(fact_text, fact))
-    if isinstance(fact, Mapping):
-        return ", ".join(f"{name} {fact_text(value)}" for name, value in fact.items())
-    return formatting.number(fact)
+    return str(macro("claim.html", "judged")(finding, picture, id, needs))
 
 
 def _anchor(id: str) -> str:
@@ -164,7 +133,7 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
     for step in finding.evidence:
         steps.append(Text(f"{step.kind}{', of what is true instead' if step.amended else ''}: {step.says}"))
         if step.facts:
-            facts = (f"{name} = {fact_text(fact)}" for name, fact in step.facts.items())
+            facts = (f"{name} = {formatting.number(fact)}" for name, fact in step.facts.items())
             steps.append(_indented("; ".join(facts), "dim"))
     yield from _section("evidence", steps)
     if finding.trouble:

@@ -10,6 +10,7 @@ from rich.text import Text
 from avow.bench.compare import GOAL, SOFTMAX, Board, Comparison, Decoding, Measured, Row, Step, frontier
 from avow.core import Method
 from avow.core.chart import Table
+from avow.methods import method_named
 from avow.planner import BOUND_UNIT, Plan
 from avow.report import formatting
 from avow.report.charts import Axis, Plot, Trace, figure, panels_png
@@ -217,7 +218,7 @@ def decoding_table(decoding: Decoding) -> Columns:
 
 def _step_cells(step: Step) -> list[str]:
     """A step under `_DECODING`."""
-    holds = "always" if step.confidence == 1 or step.method == "exact" else f"{step.confidence:g}"
+    holds = "always" if step.confidence == 1 or method_named(step.method).is_exact else f"{step.confidence:g}"
     errors = (step.error, step.bound, step.relative_error, step.relative_bound)
     numbers = [formatting.ratio(step.ratio), *map(formatting.error, errors)]
     return [f"{step.tol:g}", step.method, *numbers, holds, step.because]

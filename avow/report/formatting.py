@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from avow.core import Sizes
 
 NOTHING = "–"
@@ -88,11 +90,15 @@ def between(ends: tuple[float, float]) -> str:
 
 
 def number(x: object) -> str:
-    """A cell of any table: numbers short, the rest as it is.
+    """A cell of any table, or a fact: numbers short, lists in a row, the rest as it is.
 
-    >>> [number(x) for x in (3, 0.123456, 1e-9, 1234567.0, True, None, "½")]
-    ['3', '0.1235', '1e-09', '1234567', 'yes', '–', '½']
+    >>> [number(x) for x in (3, 0.123456, 1e-9, 1234567.0, True, None, "½", [1, {"a": 2.0}])]
+    ['3', '0.1235', '1e-09', '1234567', 'yes', '–', '½', '1, a 2']
     """
+    if isinstance(x, list | tuple):
+        return ", ".join(map(number, x))
+    if isinstance(x, Mapping):
+        return ", ".join(f"{name} {number(value)}" for name, value in x.items())
     if x is None:
         return NOTHING
     if isinstance(x, bool):

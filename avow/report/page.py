@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from avow.core.chart import Table
 from avow.report import formatting
-from avow.report.mathml import display
+from avow.report.mathml import display, formula
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
@@ -55,6 +55,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "count": formatting.count,
         "display": lambda latex: Markup(display(latex)),
+        "formula": lambda latex: Markup(formula(latex)),
         "listed": formatting.listed,
         "number": formatting.number,
         "seconds": formatting.seconds,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from avow.methods import all_methods
+from avow.methods import all_methods, method_named
 
 
 class Look(NamedTuple):
@@ -23,7 +23,7 @@ INK, SOFT, LINE = "#1c2128", "#6b7580", "#e3e7eb"
 # Seen on bars of any colour, on white and on black.
 WHISKER = "#7d8590"
 
-_EXACT = FRONTIER = Look(WHISKER, "circle", "o")
+EXACT = FRONTIER = Look(WHISKER, "circle", "o")
 LOOKS = (
     Look("#3a86d8", "circle", "o"),
     Look("#e0752d", "square", "s"),
@@ -37,7 +37,7 @@ LOOKS = (
 
 def look(name: str) -> Look:
     """How a method is drawn."""
-    if name == "exact":
-        return _EXACT
-    others = [other for other in all_methods() if other != "exact"]
+    if method_named(name).is_exact:
+        return EXACT
+    others = [other for other, method in all_methods().items() if not method.is_exact]
     return LOOKS[others.index(name) % len(LOOKS)]

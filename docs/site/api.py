@@ -55,13 +55,13 @@ def module_page(name: str) -> tuple[str, list[str]]:
     """The page of a module in Markdown, and what is wrong with its docstrings."""
     module = importlib.import_module(name)
     offered = public(module)
-    parts, faults = [f"# {name}", told(module.__doc__ or "")], []
+    parts, faults = [f"# {name}", markdown_of(module.__doc__ or "")], []
     parts.append(" · ".join(f"[{item}](#{item.lower()})" for item in offered))
     for item, thing in offered.items():
         text = described(thing)
         if not text:
             faults.append(f"{name}.{item}: has no docstring")
-        parts += [f"## {item}", _signature(item, thing), told(text)]
+        parts += [f"## {item}", _signature(item, thing), markdown_of(text)]
         if inspect.isclass(thing):
             parts += _members(thing)
     return "\n\n".join(part for part in parts if part) + "\n", faults
@@ -84,7 +84,7 @@ def _members(kind: type) -> Iterator[str]:
         text = inspect.cleandoc(plain.__doc__ or "")
         if text:
             signature = _signature(f"{kind.__name__}.{name}", plain) if inspect.isfunction(plain) else ""
-            yield "\n\n".join(part for part in (f"### {kind.__name__}.{name}", signature, told(text)) if part)
+            yield "\n\n".join(part for part in (f"### {kind.__name__}.{name}", signature, markdown_of(text)) if part)
 
 
 def _signature(name: str, thing: Callable[..., Any]) -> str:
@@ -103,7 +103,7 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
             words.append("*")
         starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
         stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
-        default = "" if p.default is p.empty else f" = {_told_default(p.default)}"
+        default = "" if p.default is p.empty else f" = {_default(p.default)}"
         words.append(f"{stars}{p.name}{_annotation(': ', p.annotation)}{default}")
     back = "" if inspect.isclass(thing) else _annotation(" -> ", found.return_annotation)
     line = f"{name}({', '.join(words)}){back}"
@@ -118,12 +118,12 @@ def _annotation(before: str, annotation: Any) -> str:
     return before + (annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
 
 
-def _told_default(value: Any) -> str:
+def _default(value: Any) -> str:
     """A default as Python writes it; an object that only has an address goes by its name."""
     return getattr(value, "__name__", "…") if repr(value).startswith("<") else repr(value)
 
 
-def told(text: str) -> str:
+def markdown_of(text: str) -> str:
     """A docstring as Markdown: its formulas between dollars, its examples in blocks."""
     text = inspect.cleandoc(text)
     text = re.sub(r"^\.\. math:: *(.*(?:\n(?: +.*|(?=\n +)))*)", _displayed, text, flags=re.MULTILINE)

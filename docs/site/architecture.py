@@ -72,7 +72,7 @@ def picture(found: Graph) -> str:
             f'<path class="{words}{" late" if a.at_use else ""}" stroke-width="{width:.1f}" '
             f'd="{_curve(boxes[a.importer], boxes[a.imported], *ports[a.ends])}"><title>{escape(label)}</title></path>'
         )
-    told = [_drawn(box, found.sizes[box.name]) for box in BOXES]
+    boxes_drawn = [_drawn(box, found.sizes[box.name]) for box in BOXES]
     bands = [
         f'<rect class="band" x="0" y="{_y(i) - 14}" width="{_WIDE}" height="{_BOX + 28}" rx="10"/>'
         f'<text class="row" x="18" y="{_y(i) + _BOX / 2 + 5}">{escape(name)}</text>'
@@ -87,7 +87,7 @@ def picture(found: Graph) -> str:
 <rect class="page" width="{_WIDE}" height="{_TALL}"/>
 {chr(10).join(bands)}
 {chr(10).join(lines)}
-{chr(10).join(told)}
+{chr(10).join(boxes_drawn)}
 {_legend(every)}
 </svg>
 """
@@ -152,13 +152,13 @@ def _legend(every: bool) -> str:
         (320, "e4 late", 2, "only when used"),
         (500, "faint", 1.6, "also by way of others"),
     )
-    told = "".join(
+    samples = "".join(
         f'<path class="{kind}" stroke-width="{width}" d="M{x} {y - 4} h34"/>'
         f'<text class="soft" x="{x + 44}" y="{y}">{words}</text>'
         for x, kind, width, words in items
     )
     words = f"The lowest row is imported by {whose}: those arrows are left out."
-    return f'{told}<text class="soft end" x="1182" y="{y}">{words}</text>'
+    return f'{samples}<text class="soft end" x="1182" y="{y}">{words}</text>'
 
 
 def main(arguments: list[str] | None = None) -> int:

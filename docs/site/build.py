@@ -112,15 +112,15 @@ def _whole(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:
 
 
 def _menu(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:
-    told = ""
+    html = ""
     for section in sections:
         items = ""
         for address in section.addresses:
             here = ' aria-current="page"' if address == page.address else ""
             title = escape(pages[address].title if address in pages else address).replace(".", ".<wbr>")
             items += f'<li><a href="{relative(address, page.address)}"{here}>{title}</a></li>'
-        told += f"<h2>{escape(section.title)}</h2><ul>{items}</ul>\n"
-    return told
+        html += f"<h2>{escape(section.title)}</h2><ul>{items}</ul>\n"
+    return html
 
 
 def _beside(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:
@@ -130,11 +130,11 @@ def _beside(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:
     if page.address not in order:
         return ""
     place = order.index(page.address)
-    told = ""
+    html = ""
     if place > 0:
         before = order[place - 1]
-        told += f'<a rel="prev" href="{relative(before, page.address)}">← {escape(pages[before].title)}</a>'
+        html += f'<a rel="prev" href="{relative(before, page.address)}">← {escape(pages[before].title)}</a>'
     if place + 1 < len(order):
         after = order[place + 1]
-        told += f'<a rel="next" href="{relative(after, page.address)}">{escape(pages[after].title)} →</a>'
-    return f'<div class="beside">{told}</div>\n'
+        html += f'<a rel="next" href="{relative(after, page.address)}">{escape(pages[after].title)} →</a>'
+    return f'<div class="beside">{html}</div>\n'

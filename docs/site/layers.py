@@ -26,7 +26,7 @@ def _box(name: str, words: str, row: int, x: int, parts: str = "", wide: int = 2
     return Box(name, words, row, x, frozenset((parts or name).split()), wide)
 
 
-# From what people look at down to the words that everything is told in: names, and hues.
+# From what people look at down to the types that everything uses: names, and hues.
 ROWS = (
     ("commands", 270),
     ("pages", 245),

@@ -3,7 +3,7 @@
 Importing this registers the attention implementations `"avow"` and `"avow|method"` with transformers, together with
 the masks they need; `enable` and `disable` switch a loaded model over and back.
 
-    enabling      Setting, enable and disable: what each layer is asked; avow on in a model, and off without a trace
+    enabling      Setting, enable and disable: how each layer attends; avow on in a model, and off without a trace
     forward       the function that transformers calls in every layer: masks, heads, watchers
     cache         CertifiedCache: keys and values for `generate()`
     profiling     what each head does with a text, what each method can do for it, and the plan that follows

@@ -1,11 +1,11 @@
-"""A cache of transformers that keeps its keys and values in avow's own, so that decoding reads only what matters."""
+"""A cache of transformers that keeps its keys and values in avow's own, so that decoding reads only some of them."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,27 @@ from avow.errors import NotDifferentiable, ParameterError
 from avow.nn import KeyValueCache
 from avow.parameters import declared
 
-_KEPT_AS = "avow_cache"
+_ORIGIN = "avow_cache"
+
+
+def _all_or_none(method: Callable[..., None]) -> Callable[..., None]:
+    """A method of `DynamicCache` that leaves every layer as it was if it fails: layers replace what they change."""
+
+    @functools.wraps(method)
+    def call(self: DynamicCache, *arguments: Any, **more: Any) -> None:
+        before = [
+            {key: copy.copy(x) if isinstance(x, list | dict) else x for key, x in vars(layer).items()}
+            for layer in self.layers
+        ]
+        try:
+            method(self, *arguments, **more)
+        except BaseException:
+            for layer, held in zip(self.layers, before, strict=True):
+                vars(layer).clear()
+                vars(layer).update(held)
+            raise
+
+    return call
 
 
 class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not read
@@ -31,48 +51,15 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     @declared()
     def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
         super().__init__(config=config.get_text_config(decoder=True))
-        self.layers[:] = [_like(layer, bits) for layer in self.layers]
+        for i, layer in enumerate(self.layers):
+            if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+                self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None))
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last n tokens, said as −n; if one layer cannot, all keep theirs."""
-        with self._all_or_none():
-            super().crop(tokens_to_remove)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Continue each beam from the one it came from."""
-        with self._all_or_none():
-            super().reorder_cache(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Have each sequence so many times."""
-        with self._all_or_none():
-            super().batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these sequences, in this order."""
-        with self._all_or_none():
-            super().batch_select_indices(indices)
-
-    @contextlib.contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        """If something fails inside, every layer holds what it held before: layers replace what they change."""
-        before = [
-            {name: copy.copy(x) if isinstance(x, list | dict) else x for name, x in vars(layer).items()}
-            for layer in self.layers
-        ]
-        try:
-            yield
-        except BaseException:
-            for layer, held in zip(self.layers, before, strict=True):
-                vars(layer).clear()
-                vars(layer).update(held)
-            raise
-
-
-def _like(layer: Any, bits: int | None) -> Any:
-    if type(layer) is DynamicLayer:
-        return CertifiedLayer(bits)
-    return CertifiedLayer(bits, layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else layer
+    # If one layer fails, all stay as they were.
+    crop = _all_or_none(DynamicCache.crop)
+    reorder_cache = _all_or_none(DynamicCache.reorder_cache)
+    batch_repeat_interleave = _all_or_none(DynamicCache.batch_repeat_interleave)
+    batch_select_indices = _all_or_none(DynamicCache.batch_select_indices)
 
 
 class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are not read
@@ -91,13 +78,13 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         self.cache: KeyValueCache | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make room for keys and values such as these."""
+        """Make a cache for keys and values of these sizes."""
         self.cache = self._empty(key_states, value_states)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        """Remember tokens; all keys and values that they may see."""
+        """Append tokens; returns all keys and values that they may see."""
         if (key_states.requires_grad or value_states.requires_grad) and torch.is_grad_enabled():
             rule = "keeps keys and values without their gradients"
             remedy = "decode under torch.no_grad(), or train with use_cache=False"
@@ -128,8 +115,9 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         return -1 if self.window is None else self.window
 
     def offload(self) -> None:
-        """Not done: a sketch saves reading where keys and values are, not moving them."""
-        raise ParameterError("offloading", True, "is not done by a CertifiedCache", "use transformers' DynamicCache")
+        """Not supported: a sketch saves reading keys and values, not moving them."""
+        rule = "is not supported by a CertifiedCache"
+        raise ParameterError("offloading", True, rule, "use transformers' DynamicCache")
 
     def reset(self) -> None:
         """Forget everything."""
@@ -141,7 +129,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Have each sequence so many times."""
+        """Repeat each sequence."""
         if self.cache is not None:
             rows = torch.arange(self.cache.batch, device=self.cache.device)
             self.batch_select_indices(rows.repeat_interleave(repeats))
@@ -154,7 +142,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             self._rebuild(keys[rows], values[rows])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last n tokens, said as −n."""
+        """Forget the last n tokens, for the argument −n."""
         many = -tokens_to_remove
         if many < 0:
             remedy = f"use crop({-tokens_to_remove}) to forget as many tokens"
@@ -173,7 +161,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         self.length = left
 
     def _rebuild(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these tokens instead; if there is no memory for them, the layer stays as it was."""
+        """Replace the tokens by these; if memory does not suffice, the layer stays as it was."""
         cache = self._empty(keys, values)
         cache.append(keys, values)
         self.cache = cache
@@ -186,18 +174,18 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         )
 
     def _show(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Have `keys` and `values` be the last tokens held, and remember on them where they are from."""
+        """Set `keys` and `values` to the last tokens held, and mark the keys with their cache."""
         assert self.cache is not None
         keys, values = self.cache.tokens
         if (start := keys.shape[2] - tokens) > 0:
             keys, values = keys[:, :, start:], values[:, :, start:]
         self.keys, self.values = keys, values
-        setattr(keys, _KEPT_AS, _Origin(self.cache, values))
+        setattr(keys, _ORIGIN, _Origin(self.cache, values))
         return keys, values
 
 
 class _Origin:
-    """Where keys were shown from, and the values beside them. Copies of keys were shown by nobody."""
+    """The cache that keys are from, and the values beside them. A copy of the keys is from no cache."""
 
     def __init__(self, cache: KeyValueCache | None = None, values: Tensor | None = None) -> None:
         # The cache holds these keys: a reference back would keep both until garbage is collected.
@@ -210,11 +198,11 @@ class _Origin:
 
 
 def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
-    """The cache whose next query sees these keys and values: they were just shown from it, and no others are seen.
+    """The cache whose next query sees exactly these keys and values.
 
     None for tensors that a model changed on the way from its cache to its attention function.
     """
-    origin: _Origin | None = getattr(key, _KEPT_AS, None)
+    origin: _Origin | None = getattr(key, _ORIGIN, None)
     if origin is None or origin.values is not value or origin.cache is None:
         return None
     cache = origin.cache()

@@ -1,4 +1,4 @@
-"""avow in a model of transformers: what each layer is asked, turning it on, and off so that nothing of it is left."""
+"""avow in a model of transformers: the setting of each layer, enabling it, and disabling it without a trace."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -14,12 +15,13 @@ from typing import Any
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from avow.attend import check_automatic
 from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.methods import all_methods, checked_kind, method_named, named_form
-from avow.parameters import check_parameters, declared
+from avow.methods import all_methods, checked_kind, named_form
+from avow.parameters import declared
 
 NAME = "avow"
 """The attention implementation that transformers knows."""
@@ -50,30 +52,12 @@ class Setting:
             rule = "must map names of parameters to values"
             raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
         if self.method == "auto":
-            if self.parameters:
-                name, value = next(iter(self.parameters.items()))
-                raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
-            return
-        kind = method_named(self.method)
+            return check_automatic(self.parameters)
+        kind = checked_kind(self.method, self.parameters)
         if kind.target != SOFTMAX:
             rule = f"computes {kind.target}, and models are trained with softmax attention"
             remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
             raise ParameterError("method", self.method, rule, remedy)
-        check_parameters(self.method, kind, dict(self.parameters))
-
-    @staticmethod
-    def of(
-        tol: float | None,
-        method: str | Method,
-        confidence: float | None,
-        parameters: Mapping[str, Any],
-        rtol: float | None,
-    ) -> Setting:
-        """The setting for a method that is given by name or as an object."""
-        if isinstance(method, Method):
-            checked_kind(method, parameters)
-            method, parameters = named_form(method)
-        return Setting(tol, method, confidence, parameters, rtol)
 
     @property
     def exact(self) -> bool:
@@ -94,12 +78,12 @@ def softmax_methods() -> list[type[Method]]:
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer: its name in the model and what is asked of it."""
+    """One attention layer: its name in the model and how it attends."""
 
     name: str
     setting: Setting
     heads: tuple[Setting, ...] = ()
-    """What a plan asks of each head; it goes before `setting`."""
+    """The setting of each head under a plan; these take precedence over `setting`."""
 
     @property
     def tolerant(self) -> bool:
@@ -108,7 +92,7 @@ class Layer:
 
 
 def layer_of(module: nn.Module, setting: Setting) -> Layer:
-    """The layer that `enable` made of a module; of any other module, a layer with this setting."""
+    """The layer that `enable` attached to a module; for any other module, a layer with this setting."""
     layer = getattr(module, _LAYER, None)
     if isinstance(layer, Layer):
         return layer
@@ -117,7 +101,7 @@ def layer_of(module: nn.Module, setting: Setting) -> Layer:
 
 
 def mark(module: nn.Module, layer: Layer) -> None:
-    """Have the module attend as `layer` says."""
+    """Make the module attend as `layer` says."""
     setattr(module, _LAYER, layer)
 
 
@@ -148,18 +132,28 @@ def enable(
     """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
     `generate()` then keeps keys and values in a `CertifiedCache`. If a layer cannot be replaced, the error names it,
-    and the model stays as it was. Enabling again changes what is asked, and takes the model back from another
+    and the model stays as it was. Enabling again changes the setting, and takes the model back from another
     implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
     """
-    setting = Setting.of(tol, method, confidence, parameters, rtol)
+    if isinstance(method, Method):
+        checked_kind(method, parameters)
+        method, parameters = named_form(method)
+    setting = Setting(tol, method, confidence, parameters, rtol)
     model = pretrained(model)
-    modules = replaceable(model)
-    if not enabled(model) or any(_implementation(module) != NAME for module in modules.values()):
-        now = _implementations(model)
-        before = _combined(vars(model)[_BEFORE], now) if enabled(model) else now
+    modules: dict[str, Any] = replaceable(model)
+
+    def others() -> list[str]:
+        """The layers that attend by another implementation."""
+        return [name for name, module in modules.items() if module.config._attn_implementation != NAME]
+
+    if not enabled(model) or others():
+        before = now = _implementations(model)
+        if enabled(model):
+            # Go back to what somebody set since then, and else to what was before.
+            first = {id(config): name for config, name in vars(model)[_BEFORE]}
+            before = tuple((config, first.get(id(config), name) if name == NAME else name) for config, name in now)
         model.set_attn_implementation(NAME)
-        missed = [name for name, module in modules.items() if _implementation(module) != NAME]
-        if missed:
+        if missed := others():
             _restore(now)
             rule = "does not let its attention implementation be set"
             raise ParameterError("model", missed[0], rule, "use a model that does")
@@ -195,7 +189,7 @@ def check_enabled(model: PreTrainedModel) -> None:
 
 @contextlib.contextmanager
 def as_it_was(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever is switched inside the block, the model is as it was when it ends."""
+    """Restore the model at the end of the block, whatever was enabled or disabled inside."""
     before = (replaceable(model), layers(model)) if enabled(model) else None
     try:
         yield
@@ -257,19 +251,9 @@ def _implementations(model: PreTrainedModel) -> _Implementations:
     return tuple((config, config._attn_implementation_internal) for config in configs.values())
 
 
-def _combined(before: _Implementations, later: _Implementations) -> _Implementations:
-    """What to go back to if somebody set other implementations later: those, and else what was before."""
-    first = {id(config): implementation for config, implementation in before}
-    return tuple((config, first.get(id(config), name) if name == NAME else name) for config, name in later)
-
-
 def _restore(implementations: _Implementations) -> None:
     for config, implementation in implementations:
         config._attn_implementation_internal = implementation
-
-
-def _implementation(module: Any) -> str | None:
-    return module.config._attn_implementation
 
 
 def replaceable(model: nn.Module) -> dict[str, nn.Module]:
@@ -286,7 +270,7 @@ def replaceable(model: nn.Module) -> dict[str, nn.Module]:
             if getattr(module, attribute, None) is not None:
                 rule = f"({type(module).__name__}) {what}, which is not softmax attention"
                 raise ParameterError("model", name, rule, "keep attn_implementation='eager' for it")
-        if any(_CHOICES.intersection(_constants(code)) for code in _methods(type(module))):
+        if any(_CHOICES.intersection(_texts(code)) for code in _methods(type(module))):
             rule = f"({type(module).__name__}) chooses keys by an indexer of its own, and does not say so in its mask"
             raise ParameterError("model", name, rule, "keep attn_implementation='sdpa' for it")
     return modules
@@ -310,16 +294,12 @@ def _asks_interface(kind: type) -> bool:
 
 def _methods(kind: type) -> Iterator[CodeType]:
     """The code of a class's own methods, without those of torch's and transformers' base classes."""
-    for owner in kind.__mro__:
-        if owner in (nn.Module, PreTrainedModel):
-            break
-        for thing in vars(owner).values():
-            code = getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
-            if code is not None:
-                yield code
+    for owner in itertools.takewhile(lambda owner: owner not in (nn.Module, PreTrainedModel), kind.__mro__):
+        functions = (inspect.unwrap(thing) for thing in vars(owner).values() if callable(thing))
+        yield from (function.__code__ for function in functions if hasattr(function, "__code__"))
 
 
-def _constants(code: CodeType) -> Iterator[str]:
-    """The names of keyword arguments, and other text, in a function's calls."""
+def _texts(code: CodeType) -> Iterator[str]:
+    """The strings of a function, names of keyword arguments in its calls among them."""
     for constant in code.co_consts:
         yield from (x for x in (constant if isinstance(constant, tuple) else (constant,)) if isinstance(x, str))

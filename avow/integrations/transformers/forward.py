@@ -1,4 +1,4 @@
-"""The attention function that transformers calls in every layer: masks, heads that attend differently, watchers."""
+"""The attention function that transformers calls in every layer: masks, heads with different settings, watchers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from avow.errors import AvowError, DtypeError, ParameterError, ShapeError, Toler
 from avow.integrations.transformers.cache import behind
 from avow.integrations.transformers.enabling import NAME, Setting, layer_of, softmax_methods
 
-# What a model may ask of an attention function beside softmax attention under a mask, and why it is refused.
+# Arguments by which a model asks for more than softmax attention under a mask: the rule and the remedy.
 _REFUSED = {
     "softcap": ("bends the logits, which is not softmax attention", "keep attn_implementation='eager'"),
     "s_aux": ("adds sinks to the softmax, which is not softmax attention", "keep attn_implementation='eager'"),
@@ -33,14 +33,14 @@ _REFUSED = {
     "cache": ("is a paged cache, which only transformers' own functions read", "use generate() without paging"),
 }
 
-# Called with a layer's name, what it was asked, its answer (b, h, n, e) and what is promised of that.
+# Called with a layer's name, its problem, its answer (b, h, n, e) and the certificate.
 Watcher = Callable[[str, Problem, Tensor, Certificate], None]
 
 _watchers: contextvars.ContextVar[tuple[Watcher, ...]] = contextvars.ContextVar("avow_watchers", default=())
 
 
 def register() -> None:
-    """Have transformers know `attn_implementation="avow"`, which is exact, and `"avow|method"` for every method.
+    """Register `attn_implementation="avow"`, which is exact, and `"avow|method"` for every method.
 
     A name without a mask function would get no mask at all: padding would be attended to and windows would be open.
     """
@@ -74,62 +74,50 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **more: Any,
 ) -> tuple[Float[Tensor, "b n h e"], None]:
-    """The layer's answer, with no attention weights; its certificate goes to the records that are being made.
+    """The layer's answer, with no attention weights; its certificate goes to the active records.
 
-    `named` is what the implementation's name asks for; what `enable` asked of this layer goes before it.
+    `named` is the setting of the implementation's name; a setting that `enable` gave this layer takes precedence.
     """
     layer = layer_of(module, named)
     try:
         _refuse(dropout, more)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        query, key, value = _cast(query, key, value)
-        view = seen(query, key, value, attention_mask, bool(causal), position_bias)
-        answer = functools.partial(_attended, scaling)
+        if torch.is_autocast_enabled(device := query.device.type):
+            # As SDPA would take them: models then pass several types at once. Autocast leaves float64 as it is.
+            narrow = torch.get_autocast_dtype(device)
+            query, key, value = (x if x.dtype == torch.float64 else x.to(narrow) for x in (query, key, value))
+        view = seen(query, key, value, attention_mask, bool(causal), position_bias, scaling)
         if layer.heads:
-            out, certificate = by_heads(layer.heads, query, view, answer)
+            out, certificate = by_heads(layer.heads, query, view)
         else:
-            out, certificate = answer(layer.setting, query, view)
+            out, certificate = _attended(layer.setting, query, view)
     except AvowError as error:
         error.add_note(f"in {layer.name}")
         raise
     note(layer.name, certificate)
     for watcher in _watchers.get():
-        watcher(layer.name, view.problem(query, scaling).detached(), out.detach(), certificate)
+        problem = Problem.of(query, view.key, view.value, **_options(query, view)).detached()
+        watcher(layer.name, problem, out.detach(), certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
 
 
-def _cast(*given: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast the tensors as SDPA would take them: models then pass several types at once."""
-    device = given[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return given
-    narrow = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(narrow) for x in given)  # autocast leaves float64 as it is
-
-
-def _attended(scaling: float | None, setting: Setting, query: Tensor, view: Seen) -> Attended:
+def _attended(setting: Setting, query: Tensor, view: Seen) -> Attended:
     cache = behind(view.key, view.value)
     learning = torch.is_grad_enabled() and query.requires_grad
     if cache is not None and query.shape[-2] == 1 and view.mask is None and setting.asks_cache and not learning:
-        return cache.attend(query, setting.tol, setting.confidence, scaling, method=setting.method, rtol=setting.rtol)
-    return attend(
-        query,
-        view.key,
-        view.value,
-        tol=setting.tol,
-        rtol=setting.rtol,
-        method=setting.method,
-        mask=view.mask,
-        causal=view.causal,
-        scale=scaling,
-        enable_gqa=query.shape[1] != view.key.shape[1],
-        confidence=setting.confidence,
-        **setting.parameters,
-    )
+        return cache.attend(query, setting.tol, setting.confidence, view.scale, None, setting.method, setting.rtol)
+    limits: dict[str, Any] = {"tol": setting.tol, "rtol": setting.rtol, "confidence": setting.confidence}
+    method = {"method": setting.method, **setting.parameters}
+    return attend(query, view.key, view.value, **limits, **method, **_options(query, view))
+
+
+def _options(query: Tensor, view: Seen) -> dict[str, Any]:
+    grouped = query.shape[1] != view.key.shape[1]
+    return {"mask": view.mask, "causal": view.causal, "scale": view.scale, "enable_gqa": grouped}
 
 
 def _refuse(dropout: float, more: dict[str, Any]) -> None:
-    """Raise if more is asked than softmax attention under a mask."""
+    """Raise if the model asks for more than softmax attention under a mask."""
     if dropout > 0:
         rule = "would drop attention weights at random, and no certificate covers that"
         raise ParameterError("dropout", dropout, rule, "set the model's attention dropout to 0, or call model.eval()")
@@ -147,25 +135,25 @@ def _refuse(dropout: float, more: dict[str, Any]) -> None:
 
 
 class Seen(NamedTuple):
-    """What `avow.attend` takes as its mask, and the keys and values that can be seen at all."""
+    """The mask and the scale that `avow.attend` takes, and the keys and values that can be seen at all."""
 
     key: Tensor
     value: Tensor
     mask: Tensor | None
     causal: bool
-
-    def problem(self, query: Tensor, scale: float | None) -> Problem:
-        """The problem of these queries."""
-        grouped = query.shape[1] != self.key.shape[1]
-        return Problem.of(
-            query, self.key, self.value, mask=self.mask, causal=self.causal, scale=scale, enable_gqa=grouped
-        )
+    scale: float | None = None
 
 
 def seen(
-    query: Tensor, key: Tensor, value: Tensor, mask: object, causal: bool, position_bias: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    causal: bool,
+    position_bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> Seen:
-    """The simplest mask that says the same as transformers' own, so that more methods, and caches, understand it.
+    """The simplest mask that means the same as transformers' own, so that more methods, and caches, support it.
 
     Without a mask, `causal` rows see the keys up to their own place, counted from the first; a single row sees all.
     """
@@ -186,7 +174,7 @@ def seen(
             boolean = checked.dtype == torch.bool
             bias = torch.where(checked, bias, float("-inf")) if boolean else bias + checked
         checked = _hidden_as_infinite(bias)
-    return Seen(key, value, checked, causal)
+    return Seen(key, value, checked, causal, scale)
 
 
 def _checked(mask: object, query: Tensor, key: Tensor) -> Tensor | None:
@@ -220,7 +208,7 @@ def _hidden_as_infinite(mask: Tensor) -> Tensor:
 
 
 def _simplified(mask: Tensor, n: int, s: int) -> tuple[Tensor | None, bool]:
-    """A boolean mask as nothing, as causality, as hidden keys or as both, if it is one of these; and causality."""
+    """The same mask without what causality says, None if nothing is hidden otherwise; and whether it is causal."""
     if n == 1:
         return (None, False) if bool(mask.all()) else (mask, False)
     keys = mask[..., -1:, :]  # (b, 1, 1, s)
@@ -234,41 +222,37 @@ def _simplified(mask: Tensor, n: int, s: int) -> tuple[Tensor | None, bool]:
     return mask, False
 
 
-Answer = Callable[[Setting, Tensor, Seen], Attended]
+def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen) -> Attended:
+    """The answers of all heads, each under its setting, and the certificate of the whole.
 
-
-def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, answer: Answer) -> Attended:
-    """The answers of all heads, each as its setting says, and the certificate of the whole.
-
-    Heads that are asked the same attend together.
+    Heads with the same setting attend together.
     """
     if len(settings) != query.shape[1]:
         rule = f"must be the layer's {query.shape[1]} heads"
         raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
     if query.shape[-2] == 1 and view.mask is None and behind(view.key, view.value) is not None:
-        return answer(_together(settings), query, view)
-    # A setting cannot be hashed: its parameters are a dictionary.
-    groups: list[list[int]] = []
+        return _attended(_together(settings), query, view)
+    groups: list[tuple[Setting, list[int]]] = []  # a setting cannot be hashed: its parameters are a dictionary
     for head, setting in enumerate(settings):
-        group = next((heads for heads in groups if settings[heads[0]] == setting), None)
-        if group is None:
-            groups.append([head])
+        heads = next((heads for other, heads in groups if other == setting), None)
+        if heads is None:
+            groups.append((setting, [head]))
         else:
-            group.append(head)
+            heads.append(head)
     if len(groups) == 1:
-        return _within_tolerance(settings[0], query, view, answer)
-    parts = [_part(settings[heads[0]], heads, query, view, answer) for heads in groups]
-    order = torch.tensor([head for heads in groups for head in heads], device=query.device).argsort()
+        return _within_tolerance(settings[0], query, view)
+    parts = [_part(setting, heads, query, view) for setting, heads in groups]
+    order = torch.tensor([head for _, heads in groups for head in heads], device=query.device).argsort()
     certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
     return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
 
 
 def _together(settings: tuple[Setting, ...]) -> Setting:
-    """What all heads are asked when they go on from a cache, in one reading of it.
+    """One setting for all heads when they continue from a cache, which is then read once.
 
-    A cache looks at its sketch for all heads at once. As soon as one head reads everything, another look and gathering
-    tokens for the others costs more than they save; so do methods that are for whole texts. Whether the sketch is
-    worth a look at this length, on this device, the cache decides.
+    A cache uses its sketch for all heads at once. As soon as one head reads everything, using the sketch and gathering
+    tokens for the others costs more than it saves; so do methods that are for whole texts. Whether the sketch is worth
+    using at this length, on this device, the cache decides.
     """
     first = settings[0]
     if not first.exact and first.method == "sparse" and all(setting == first for setting in settings):
@@ -278,24 +262,24 @@ def _together(settings: tuple[Setting, ...]) -> Setting:
     return Setting(tol, "exact", rtol=rtol)
 
 
-def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, answer: Answer) -> Attended:
+def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen) -> Attended:
     """The answers of some heads."""
     key_heads = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
     mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
-    part = Seen(view.key[:, key_heads], view.value[:, key_heads], mask, view.causal)
-    return _within_tolerance(setting, query[:, heads], part, answer)
+    part = view._replace(key=view.key[:, key_heads], value=view.value[:, key_heads], mask=mask)
+    return _within_tolerance(setting, query[:, heads], part)
 
 
-def _within_tolerance(setting: Setting, query: Tensor, view: Seen, answer: Answer) -> Attended:
-    """The answer as the setting says; as exactly as its tolerance needs if its method cannot prove that."""
+def _within_tolerance(setting: Setting, query: Tensor, view: Seen) -> Attended:
+    """The answer under a setting; by exact attention if its method cannot prove its tolerance."""
     if setting.method == "sparse" and not setting.exact and 1 < query.shape[-2] == view.key.shape[-2]:
-        # A text that is read at once: over all its rows the choice of tokens costs more than reading them all.
+        # A text that is read at once: over all its rows selecting tokens costs more than reading them all.
         setting = Setting(setting.tol, confidence=setting.confidence, rtol=setting.rtol)
     try:
-        return answer(setting, query, view)
+        return _attended(setting, query, view)
     except ToleranceUnreachable as error:
         if setting.method in ("auto", "exact"):
             raise
-        out, certificate = answer(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
+        out, certificate = _attended(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
         reason = f"{setting.method} could prove only {error.best:.1e}"
         return Attended(out, dataclasses.replace(certificate, reason=reason))

@@ -53,9 +53,8 @@ def _place(source: str) -> Path:
     path = Path(source)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise FileError(
-                "model", source, "is not a GGUF file", "name a folder, a .gguf file or an installed package"
-            )
+            remedy = "name a folder, a .gguf file or an installed package"
+            raise FileError("model", source, "is not a GGUF file", remedy)
         return path
     if path.is_dir():
         return _within(source, path)
@@ -99,7 +98,7 @@ def read_text(path: Path) -> str:
 
 
 def tokens_of(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
-    """The first tokens of a text, (1, n): as many as asked, or all that the model has positions for."""
+    """The first `tokens` tokens of a text, (1, n); by default all that the model has positions for."""
     ids: Tensor = loaded.tokenizer(text, return_tensors="pt", verbose=False).input_ids
     most = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     held = ids.shape[1]

@@ -22,21 +22,9 @@ from avow import file_io
 from avow.core import Certificate, Problem
 from avow.core.record import Record, record
 from avow.errors import AvowError, FileError, ParameterError
+from avow.integrations.transformers import enabling
 from avow.integrations.transformers.cache import CertifiedLayer
-from avow.integrations.transformers.enabling import (
-    Layer,
-    Setting,
-    as_it_was,
-    check_enabled,
-    disable,
-    enable,
-    enabled,
-    mark,
-    own_cache,
-    pretrained,
-    replaceable,
-    without,
-)
+from avow.integrations.transformers.enabling import Layer, Setting, enabled, pretrained, replaceable
 from avow.integrations.transformers.forward import watching
 from avow.numerics.heads import longest_seen
 from avow.numerics.softmax import softmax_average
@@ -72,13 +60,13 @@ class ModelPlan:
 
     def to_json(self) -> str:
         """The plan as its file has it, a line for each head."""
-        named = ("format", FORMAT), ("model", self.model), ("fingerprint", self.fingerprint), ("tol", self.tol)
-        lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in named]
+        about = {"format": FORMAT, "model": self.model, "fingerprint": self.fingerprint, "tol": self.tol}
         layers = []
         for name, heads in self.layers.items():
-            listed = ",\n".join(f"   {json.dumps(_plain(setting))}" for setting in heads)
-            layers.append(f"  {json.dumps(name)}: [\n{listed}\n  ]")
-        return "\n".join(["{", *lines, ' "layers": {', ",\n".join(layers), " }", "}", ""])
+            lines = ",\n".join(f"   {json.dumps(_plain(setting))}" for setting in heads)
+            layers.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        start = json.dumps(about, indent=1).removesuffix("\n}")
+        return "\n".join([f'{start},\n "layers": {{', ",\n".join(layers), " }", "}", ""])
 
     @staticmethod
     def from_json(text: str) -> ModelPlan:
@@ -91,15 +79,15 @@ class ModelPlan:
 
 
 def _plain(setting: Setting) -> dict[str, Any]:
-    plain: dict[str, Any] = {"method": setting.method, "tol": setting.tol}
-    optional = {"confidence": setting.confidence, "rtol": setting.rtol, "parameters": dict(setting.parameters) or None}
-    return plain | {name: value for name, value in optional.items() if value is not None}
+    plain = {"confidence": setting.confidence, "rtol": setting.rtol, "parameters": dict(setting.parameters) or None}
+    given = {name: value for name, value in plain.items() if value is not None}
+    return {"method": setting.method, "tol": setting.tol, **given}
 
 
 def _setting(plain: dict[str, Any]) -> Setting:
     known = {field.name for field in dataclasses.fields(Setting)}
     if unknown := sorted(set(plain) - known):
-        raise ValueError(f"it asks a head for {unknown[0]!r}")
+        raise ValueError(f"{unknown[0]!r} is not a setting of a head")
     return Setting(**{"tol": plain["tol"], "method": plain["method"], **plain})
 
 
@@ -113,7 +101,7 @@ def read_plan(path: str | Path) -> ModelPlan:
     except OSError as error:
         raise FileError("plan", path, f"cannot be read ({error.strerror})", "name a readable file") from error
     except AvowError as error:
-        raise FileError("plan", path, f"asks what cannot be done ({error})", "profile the model again") from error
+        raise FileError("plan", path, f"holds a wrong setting ({error})", "profile the model again") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is not a plan for a model ({type(error).__name__}: {error})"
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error
@@ -125,12 +113,12 @@ def _loaded(plan: ModelPlan | str | Path) -> ModelPlan:
 
 @declared()
 def apply(model: Any, plan: ModelPlan | str | Path) -> None:
-    """Have each head of a model attend as a plan, or the file of one, says; `disable` takes it back.
+    """Make each head of a model attend as a plan, or the file of one, says; `disable` undoes it.
 
-    A plan that was made for another model is refused, and the model stays as it was. When a text is gone on with,
-    layers whose heads are all `sparse` read the tokens that may matter, if their cache finds that this pays; the
-    others read all of them, once for all heads. A text that is read at once is answered in the cheapest way that keeps
-    the tolerance. If a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
+    A plan that was made for another model is refused, and the model stays as it was. When a text is continued, layers
+    whose heads are all `sparse` read the tokens that may matter, if their cache finds that this pays; the others read
+    all tokens, once for all heads. A text that is read at once is answered in the cheapest way that keeps the
+    tolerance. If a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
     """
     plan, model = _loaded(plan), pretrained(model)
     own = fingerprint(model)
@@ -146,9 +134,9 @@ def apply(model: Any, plan: ModelPlan | str | Path) -> None:
     for name, heads in plan.layers.items():
         if many is not None and len(heads) != many:
             raise ParameterError("heads of the plan", len(heads), f"must be the model's {many} in {name}", "profile it")
-    enable(model)
+    enabling.enable(model)
     for name, module in modules.items():
-        mark(module, Layer(name, Setting(), plan.layers[name]))
+        enabling.mark(module, Layer(name, Setting(), plan.layers[name]))
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -183,7 +171,7 @@ class Statement:
 def statement(model: Any, **inputs: Any) -> Statement:
     """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""
     model = pretrained(model)
-    check_enabled(model)
+    enabling.check_enabled(model)
 
     def logits() -> Tensor:
         """One row for each place that is not padding: its logits, or the first output of a model that has none."""
@@ -193,7 +181,7 @@ def statement(model: Any, **inputs: Any) -> Statement:
 
     with record() as certificates:
         here = logits()
-    with without(model):
+    with enabling.without(model):
         there = logits()
     if not here.numel():
         return Statement(certificates, 0.0, 1.0, 0)
@@ -275,11 +263,11 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
     if ids.shape[1] < places + 2:
         rule = f"is too short a text to predict its last {places} from at least one before them"
         raise ParameterError("tokens", ids.shape[1], rule, "give a longer text or ask for fewer places")
-    with as_it_was(model):
+    with enabling.as_it_was(model):
         apply(model, plan)
         start = ids.shape[1] - places - 1
-        past = own_cache(model)
-        with without(model):
+        past = enabling.own_cache(model)
+        with enabling.without(model):
             model.base_model(ids[:, :start], past_key_values=past, use_cache=True)
             exact, written = _read_on(model, [ids[:, start:]], copy.deepcopy(past), generate)
         audit = _Audit()
@@ -326,7 +314,7 @@ def _read_on(model: PreTrainedModel, parts: Iterable[Tensor], past: Any, generat
 
 
 class _Audit:
-    """A watcher that recomputes some rows of every answer in float64, by the definition of attention."""
+    """A watcher that recomputes some rows of every answer in float64, and compares their errors with their bounds."""
 
     def __init__(self) -> None:
         self.largest, self.rows, self.kept = 0.0, 0, True
@@ -348,10 +336,10 @@ class _Audit:
 
 @dataclass(frozen=True)
 class Speed:
-    """Milliseconds for a token behind so many, medians over rounds in which all three took turns.
+    """Milliseconds for a token behind `tokens` others, medians over rounds in which all three took turns.
 
-    On a CPU they are of processor time, of all threads together, which other programs disturb least; on a GPU of the
-    clock. Ratios are medians of each round's own.
+    On a CPU this is processor time, of all threads together, which other programs disturb least; on a GPU it is the
+    time that passed. Ratios are medians of each round's own.
     """
 
     tokens: int
@@ -376,14 +364,14 @@ class Speed:
 @declared()
 @torch.no_grad()
 def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -> Speed:
-    """What one more token behind the tokens (1, n) costs without avow, with it enabled at the plan's tolerance, and
+    """The cost of one more token behind the tokens (1, n): without avow, with it enabled at the plan's tolerance, and
     under the plan, from the caches that `generate()` uses. The model is left as it was.
     """
     model = pretrained(model)
     _check_decoder(model, "does not write a text token by token", "measure")
     if rounds < 1:
         raise ParameterError("rounds", rounds, "must be at least 1", "try rounds=12")
-    with as_it_was(model):
+    with enabling.as_it_was(model):
         _off(model)
         past = DynamicCache(config=model.config.get_text_config(decoder=True))
         model.base_model(ids, past_key_values=past, use_cache=True)
@@ -392,41 +380,40 @@ def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -
 
 @torch.no_grad()
 def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, ids: Tensor, rounds: int) -> Speed:
-    """What the tokens (1, 1) cost behind what a cache holds, which grows; avow must not be enabled in the model."""
-    tokens = past.get_seq_length()
+    """The cost of the tokens (1, 1) behind what a cache holds, which grows; avow must not be enabled in the model."""
+    tokens, on_cpu = past.get_seq_length(), ids.device.type == "cpu"
     turns: tuple[Callable[[], None], ...] = (
         lambda: None,
-        lambda: enable(model, plan.tol),
+        lambda: enabling.enable(model, plan.tol),
         lambda: apply(model, plan),
     )
-    caches: list[Any] = []
-    for switch in turns:
+    caches: list[Any] = [past]
+    for switch in turns[1:]:
         switch()
-        caches.append(_filled(model, past) if enabled(model) else past)
+        caches.append(_filled(model, past))
         _off(model)
     times: list[list[float]] = [[], [], []]  # of each turn, in each round
-    on_cpu = ids.device.type == "cpu"
     for i in range(rounds + _WARM):
         for turn in ((i + offset) % 3 for offset in range(3)):
             turns[turn]()
-            begun = _clock(on_cpu)
+            start = _clock(on_cpu)
             model(ids, past_key_values=caches[turn], use_cache=True)
-            times[turn].append(1e3 * (_clock(on_cpu) - begun))
+            times[turn].append(1e3 * (_clock(on_cpu) - start))
             _off(model)
-    rest = [x[_WARM:] for x in times]
-    a, b, c = (statistics.median(x) for x in rest)
-    ratios = [statistics.median(x / y for x, y in zip(other, rest[0], strict=True)) for other in rest[1:]]
+    warm = [x[_WARM:] for x in times]
+    a, b, c = (statistics.median(x) for x in warm)
+    ratios = [statistics.median(x / y for x, y in zip(other, warm[0], strict=True)) for other in warm[1:]]
     return Speed(tokens, rounds, a, b, c, ratios[0], ratios[1], "processor time" if on_cpu else "time")
 
 
 def _off(model: PreTrainedModel) -> None:
     if enabled(model):
-        disable(model)
+        enabling.disable(model)
 
 
 def _filled(model: PreTrainedModel, past: DynamicCache) -> Any:
     """The cache that `generate()` would have now, with what another one holds."""
-    cache = own_cache(model)
+    cache = enabling.own_cache(model)
     for i, other in enumerate(past.layers):
         if isinstance(cache.layers[i], CertifiedLayer):
             cache.layers[i].update(other.keys, other.values)

@@ -12,6 +12,7 @@ more, a head is of the first kind whose inequality holds:
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +28,8 @@ from avow.core import Certificate, Kind, Method, Norms, Problem
 from avow.core.certify import certify
 from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
-from avow.integrations.transformers.enabling import (
-    Setting,
-    as_it_was,
-    enable,
-    pretrained,
-    replaceable,
-    softmax_methods,
-)
+from avow.integrations.transformers import enabling
+from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
 from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
 from avow.methods import exact_method
@@ -46,7 +41,7 @@ from avow.parameters import as_float, declared
 HeadKind = Literal["copying", "local", "diffuse", "averaging"]
 KINDS: tuple[HeadKind, ...] = ("copying", "local", "averaging", "diffuse")
 NEAR = 16
-"""Tokens nearer than this are local; rows that see no more than four times as many say nothing about it."""
+"""Tokens nearer than this are local; only rows that see more than four times as many count."""
 SHARES = (0.9, 0.99, 0.999)
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""
@@ -60,7 +55,7 @@ _TRIVIAL = 2.0
 
 @dataclass(frozen=True)
 class HeadFigures:
-    """One head: averages over the sampled rows, unless a name says otherwise. `local` is None if nothing is far."""
+    """One head: averages over the sampled rows, unless a name says otherwise. `local` is None if no key is far away."""
 
     kind: HeadKind
     query_norm: float
@@ -89,11 +84,11 @@ class HeadFigures:
 class Offer:
     """One setting of a method for one head.
 
-    `predicted` and `measured` are shares of exact attention's cost. For `sparse` that is bytes read to go on from the
-    text, sketch included: predicted from the tokens that have all but tol/2 of the mass, which would do if they were
-    known beforehand; measured as what had to be read for the proof. For the others, and if a layer sees all of a text
-    at once and never goes on, it is time over the whole text: predicted by the planner, measured only if the bound is
-    within the tolerance.
+    `predicted` and `measured` are shares of exact attention's cost. For `sparse` that is bytes read to continue the
+    text, sketch included: predicted from the tokens that have all but tol/2 of the mass, which would suffice if they
+    were known beforehand; measured as what had to be read for the proof. For the others, and if a layer sees all of a
+    text at once and never continues it, it is time over the whole text: predicted by the planner, measured only if the
+    bound is within the tolerance.
     """
 
     method: str
@@ -108,7 +103,7 @@ class Offer:
 
     @property
     def share(self) -> float:
-        """The cost that a plan reckons with: measured if it was, else predicted."""
+        """The cost that a plan counts: measured if it was, else predicted."""
         return next(x for x in (self.together, self.measured, self.predicted) if x is not None)
 
     def keeps(self, tol: float) -> bool:
@@ -129,18 +124,17 @@ class Head:
 
     def within_budget(self, method: str, budget: float) -> Offer | None:
         """The setting with the smallest bound that costs no more than `budget` of exact attention."""
-        able = [x for x in self.offers if x.method == method and x.bound is not None and x.share <= budget]
-        return min(able, key=lambda offer: offer.bound or 0.0, default=None)
+        offers = [x for x in self.offers if x.method == method and x.bound is not None and x.share <= budget]
+        return min(offers, key=lambda offer: offer.bound or 0.0, default=None)
 
     def within_tolerance(self, method: str, tol: float) -> Offer | None:
-        """The cheapest setting that proves `tol`."""
-        able = [x for x in self.offers if x.method == method and x.keeps(tol)]
-        return min(able, key=lambda offer: offer.share, default=None)
+        """The cheapest setting of a method that proves `tol`."""
+        return self.chosen(tol, math.inf, method)
 
-    def chosen(self, tol: float, budget: float) -> Offer | None:
-        """The cheapest of all that proves `tol` within the budget; None means exact attention."""
-        able = [x for x in self.offers if x.keeps(tol) and x.share <= budget]
-        return min(able, key=lambda offer: offer.share, default=None)
+    def chosen(self, tol: float, budget: float, method: str | None = None) -> Offer | None:
+        """The cheapest setting, of any method, that proves `tol` within the budget; None means exact attention."""
+        offers = [x for x in self.offers if x.keeps(tol) and x.share <= budget and method in (None, x.method)]
+        return min(offers, key=lambda offer: offer.share, default=None)
 
 
 @dataclass(frozen=True)
@@ -163,7 +157,7 @@ class Profile:
 
     @property
     def share(self) -> float:
-        """The part of keys and values that the plan reads to go on from the text, if caches look at their sketches.
+        """The part of keys and values that the plan reads to continue the text, if caches use their sketches.
 
         A layer with a head that is exact reads everything.
         """
@@ -184,7 +178,7 @@ class Profile:
         if offer is None:
             return Setting(method="exact")
         confidence = None if offer.kind == "deterministic" else CONFIDENCE
-        # What a method aims at the tolerance by itself is not written down.
+        # Parameters that a method chooses for the tolerance are left out.
         parameters = {} if offer.method == "sparse" else offer.parameters
         return Setting(self.tol, offer.method, confidence, parameters)
 
@@ -215,19 +209,19 @@ def profile(
     known = rates(ids.device.type, measure=False)
 
     def measure(layer: str, problem: Problem, out: Tensor, certificate: Certificate) -> None:
-        # A layer that several blocks share is measured when it is asked first.
+        # A layer that several blocks share is measured in the first of them.
         if layer not in layers:
             tell(layer)
             layers[layer] = _heads(problem, certificate, tol, known)
 
-    with as_it_was(model), watching(measure):
-        enable(model)
+    with enabling.as_it_was(model), watching(measure):
+        enabling.enable(model)
         inputs: dict[str, Any] = {"input_ids": ids}
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
         if hasattr(model.config.get_text_config(decoder=True), "use_cache"):
             inputs["use_cache"] = False
-        # The rest of the model only makes logits, which no one reads here.
+        # The rest of the model only computes logits, which are not needed here.
         model.base_model(**inputs)
     ordered = {layer: layers[layer] for layer in replaceable(model) if layer in layers}
     seconds = time.perf_counter() - started
@@ -235,14 +229,26 @@ def profile(
 
 
 def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
-    n = problem.q.shape[-2]
-    figures = head_figures(problem, ROWS)
+    """The figures and the offers of each head of a layer; offers are certified for some rows of the second half."""
+    n, norms = problem.q.shape[-2], problem.norms
     index = sampled_rows(n, CERTIFIED, n // 2)
+    own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
+    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
-    needed = tokens_for(problem.rows(index.to(problem.q.device)), 1 - tol / 2)
-    offers = _layer_offers(problem, index, tol, known, needed)
+    needed = tokens_for(rows, 1 - tol / 2)
+    by_method = []
+    for kind in (kind for kind in softmax_methods() if not kind.is_exact):
+        settings = list(kind.grid(problem.sizes))
+        if parameters := kind.tune({}, problem.sizes, tol, 1.0):
+            settings.append(kind(**parameters))  # the setting that it would aim at the tolerance
+        for method in settings:
+            if isinstance(method, Sparse) and _goes_on(problem):
+                by_method.append(list(_sparse_offers(method, rows, needed)))
+            else:
+                by_method.append(list(_whole_text_offers(method, problem, rows, known, tol)))
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
-    return tuple(Head(*parts[:2], tuple(parts[2])) for parts in zip(figures, bounds, offers, strict=True))
+    offers = zip(*by_method, strict=True)
+    return tuple(Head(*parts) for parts in zip(head_figures(problem, ROWS), bounds, offers, strict=True))
 
 
 def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
@@ -254,39 +260,41 @@ def head_figures(problem: Problem, rows: int) -> list[HeadFigures]:
     """The figures of every head of one layer that reads one text."""
     p, norms = problem, problem.norms
     index = sampled_rows(p.q.shape[-2], rows)
-    some = p.rows(index.to(p.q.device))
-    visible, shared = _visible(some), p.q.shape[1] // p.k.shape[1]
-    place = index if p.q.shape[-2] == p.k.shape[-2] else None
+    place = index.to(p.q.device) if p.q.shape[-2] == p.k.shape[-2] else None
     figures = []
-    for head in range(p.q.shape[1]):
-        key = head // shared
-        one = some.head(0, head, key)
+    for head, (one, visible) in enumerate(_by_head(p.rows(index.to(p.q.device)))):
+        key = head // (p.q.shape[1] // p.k.shape[1])
         q, k, v = norms.q[0, head], norms.k[0, key], norms.v[0, key]
         lengths = {"query_norm": float(q.mean()), "key_norm": float(k.mean()), "value_norm": float(v.mean())}
         lengths["largest_logit"] = abs(p.scale) * float(q.amax()) * float(k.amax())
-        figures.append(_figures(one, visible[0, head], place, lengths))
+        figures.append(_figures(one, visible, place, lengths))
     return figures
 
 
 def tokens_for(problem: Problem, share: float) -> list[float]:
     """Of the tokens that some rows see, the part that has this share of each row's mass, head by head."""
-    p, seen = problem, _visible(problem)[0].sum(-1)  # (h, r)
-    shared = p.q.shape[1] // p.k.shape[1]
     parts = []
-    for head, many in enumerate(seen):
-        weights = softmax_weights(p.head(0, head, head // shared))[0, 0]  # (r, s)
-        parts.append(float(_counted(weights, many, share).sum() / many.sum().clamp(min=1)))
+    for one, visible in _by_head(problem):
+        many = visible.sum(-1)
+        tokens = _token_counts(softmax_weights(one)[0, 0], many, share)
+        parts.append(float(tokens.sum() / many.sum().clamp(min=1)))
     return parts
 
 
-def _visible(p: Problem) -> Bool[Tensor, "1 h r s"]:
+def _visible(p: Problem) -> Bool[Tensor, "h r s"]:
     """Which keys each row sees; causality must be part of the mask."""
     everything = torch.ones(p.q.shape[-2], p.k.shape[-2], dtype=torch.bool, device=p.q.device)
     visible = everything if p.allowed is None else p.allowed & everything
-    return visible.expand(1, p.q.shape[1], -1, -1)
+    return visible.expand(1, p.q.shape[1], -1, -1)[0]
 
 
-def _counted(weights: Float[Tensor, "r s"], many: Int[Tensor, "r"], *shares: float) -> Float[Tensor, "p r"]:
+def _by_head(p: Problem) -> Iterator[tuple[Problem, Bool[Tensor, "r s"]]]:
+    """The problem of each head, and which keys its rows see."""
+    for head, visible in enumerate(_visible(p)):
+        yield p.head(0, head, head // (p.q.shape[1] // p.k.shape[1])), visible
+
+
+def _token_counts(weights: Float[Tensor, "r s"], many: Int[Tensor, "r"], *shares: float) -> Float[Tensor, "p r"]:
     """How many tokens have each share of a row's mass, heaviest first."""
     # Sorted in float32, which keeps seven digits of each weight, and summed in float64: a millionth is no mass.
     mass = weights.float().sort(-1, descending=True).values.double().cumsum(-1)
@@ -297,20 +305,32 @@ def _figures(
     one: Problem, visible: Bool[Tensor, "r s"], place: Int[Tensor, "r"] | None, lengths: dict[str, float]
 ) -> HeadFigures:
     """The figures of one head, those that follow from `lengths` among them."""
-    weights = softmax_weights(one)[0, 0]  # (r, s)
+    weights, many = softmax_weights(one)[0, 0], visible.sum(-1)  # (r, s), (r,)
     singular = torch.linalg.eigvalsh(weights @ weights.T).clamp(min=0).sqrt()
     rank = float(torch.special.entr(singular / singular.sum().clamp(min=1e-300)).sum().exp())
-    spread, many = _spread(one, visible), visible.sum(-1)
-    telling = many >= 2
-    if bool(telling.any()):
-        weights, spread, many = weights[telling], spread[telling], many[telling]
-        place = None if place is None else place.to(telling.device)[telling]
+    logits = one.scale * (one.q[0, 0].double() @ one.k[0, 0].double().T)
+    if one.bias is not None:
+        logits = logits + one.bias[0, 0].double()
+    largest = logits.masked_fill(~visible, -math.inf).amax(-1)
+    smallest = logits.masked_fill(~visible, math.inf).amin(-1)
+    spread = (largest - smallest).clamp(min=0).nan_to_num(0.0, 0.0, 0.0)
+    if bool((several := many >= 2).any()):
+        weights, spread, many = weights[several], spread[several], many[several]
+        place = None if place is None else place[several]
     entropy = torch.special.entr(weights).sum(-1)
-    tokens = _counted(weights, many, *SHARES).mean(-1).tolist()
+    tokens = _token_counts(weights, many, *SHARES).mean(-1).tolist()
     top, flatness = float(weights.amax(-1).mean()), float((entropy.exp() / many).mean())
-    local = _local(weights, many, place)
+    far, local = many > 4 * NEAR, None
+    if place is not None and bool(far.any()):
+        distance = (torch.arange(weights.shape[-1], device=weights.device) - place.unsqueeze(-1)).abs()
+        local = float((weights * (distance < NEAR))[far].sum(-1).mean())
+    kind: HeadKind = "diffuse" if flatness >= 0.5 else "averaging"
+    if top >= 0.5:
+        kind = "copying"
+    elif local is not None and local >= 0.5:
+        kind = "local"
     return HeadFigures(
-        kind=_kind(top, local, flatness),
+        kind=kind,
         **lengths,
         spread=float(spread.mean()),
         entropy=float(entropy.mean()),
@@ -324,75 +344,19 @@ def _figures(
     )
 
 
-def _spread(one: Problem, visible: Bool[Tensor, "r s"]) -> Float[Tensor, "r"]:
-    logits = one.scale * (one.q[0, 0].double() @ one.k[0, 0].double().T)
-    if one.bias is not None:
-        logits = logits + one.bias[0, 0].double()
-    largest, smallest = (
-        logits.masked_fill(~visible, -math.inf).amax(-1),
-        logits.masked_fill(~visible, math.inf).amin(-1),
-    )
-    return (largest - smallest).clamp(min=0).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _kind(top: float, local: float | None, flatness: float) -> HeadKind:
-    if top >= 0.5:
-        return "copying"
-    if local is not None and local >= 0.5:
-        return "local"
-    return "diffuse" if flatness >= 0.5 else "averaging"
-
-
-def _local(weights: Tensor, many: Tensor, place: Tensor | None) -> float | None:
-    far = many > 4 * NEAR
-    if place is None or not bool(far.any()):
-        return None
-    distance = (torch.arange(weights.shape[-1], device=weights.device) - place.unsqueeze(-1)).abs()
-    return float((weights * (distance < NEAR))[far].sum(-1).mean())
-
-
-def _layer_offers(problem: Problem, index: Tensor, tol: float, known: Rates, needed: list[float]) -> list[list[Offer]]:
-    """The offers for each head of a layer; `index` names the rows that are certified.
-
-    `needed` are the shares of tokens, head by head, that have all but tol/2 of the mass.
-    """
-    norms = problem.norms
-    own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
-    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
-    offers: list[list[Offer]] = [[] for _ in range(problem.q.shape[1])]
-    for method in _settings(problem, tol):
-        if isinstance(method, Sparse) and _goes_on(problem):
-            new = _sparse_offers(method, rows, needed)
-        else:
-            new = _whole_text_offers(method, problem, rows, known, tol)
-        for head, offer in enumerate(new):
-            offers[head].append(offer)
-    return offers
-
-
 def _goes_on(p: Problem) -> bool:
-    """Whether rows see what is before them, so that a text can be gone on with: the first does not see the last key."""
+    """Whether rows see what is before them, so that a text can be continued: the first does not see the last key."""
     if p.causal or p.q.shape[-2] != p.k.shape[-2]:
         return True
     return p.allowed is not None and p.allowed.shape[-2] > 1 and not bool(p.allowed[..., 0, -1].any())
 
 
-def _settings(p: Problem, tol: float) -> Iterator[Method]:
-    """Every method's settings worth trying, and the one that it would aim at the tolerance."""
-    for kind in softmax_methods():
-        if kind.is_exact:
-            continue
-        yield from kind.grid(p.sizes)
-        if parameters := kind.tune({}, p.sizes, tol, 1.0):
-            yield kind(**parameters)
-
-
 def _sparse_offers(method: Sparse, rows: Problem, needed: list[float]) -> Iterator[Offer]:
     computed = method.compute(rows)
     certificate, trace = certify(method, rows, computed, 1.0), computed.trace
-    seen, shared = _visible(rows)[0].sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
+    seen, shared = _visible(rows).sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
     sketch = sketched(rows.k, method.bits)
-    beside = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
+    sketch_share = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
     for head, most in enumerate(seen.clamp(min=1)):
         read, union = (float(x.sum() / most) for x in (trace.read[0, head], trace.distinct[0, head // shared]))
         bound = float(certificate.rows[0, head].amax())
@@ -401,15 +365,15 @@ def _sparse_offers(method: Sparse, rows: Problem, needed: list[float]) -> Iterat
             method.parameters,
             bound if bound < _TRIVIAL else None,
             certificate.kind,
-            predicted=min(needed[head], 1) + beside,
-            measured=read + beside,
-            together=min(union, 1.0) + beside,
+            predicted=min(needed[head], 1) + sketch_share,
+            measured=read + sketch_share,
+            together=min(union, 1.0) + sketch_share,
         )
 
 
 def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rates, tol: float) -> Iterator[Offer]:
-    """Offers of a method whose cost is that of whole texts; each head by itself, since one hopeless head is no reason
-    to leave the others.
+    """Offers of a method whose cost is that of whole texts; each head by itself, since one head without a useful bound
+    is no reason to leave the others.
     """
     exact = next(iter(exact_method().grid(whole.sizes)))
     for head in range(whole.q.shape[1]):
@@ -418,14 +382,18 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
         bound, kind = _bound(method, one, some)
         measured = None
         if bound is not None and bound <= tol and predicted < 1:
-            bare = one.with_norms(None)
-            measured = _seconds(method, bare) / _seconds(exact, bare)
+            bare, generator = one.with_norms(None), torch.Generator().manual_seed(0)
+            calls = [functools.partial(x.compute, bare, generator) for x in (method, exact)]
+            own, other = (least_seconds(call, bare.q.device, 1) for call in calls)
+            measured = own / other
         yield Offer(method.name, method.parameters, bound, kind, predicted, measured)
 
 
 def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None, Kind]:
-    """The largest bound of the sampled rows. A method that expects none is not run: from norms, or from every so many
-    tokens, of which as many landmarks leave less over than of all.
+    """The largest bound of the sampled rows, and its kind.
+
+    A method is not run if it expects no useful bound, which it estimates from norms or from every so many tokens: that
+    many landmarks leave a smaller residual of them than of all tokens.
     """
     try:
         method.check(rows.sizes)
@@ -437,12 +405,6 @@ def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None,
     certificate = certify(method, rows, computed, CONFIDENCE)
     useful = certificate.kind != "none" and certificate.bound < _TRIVIAL  # nan is not
     return (certificate.bound if useful else None), certificate.kind
-
-
-def _seconds(method: Method, problem: Problem) -> float:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        return least_seconds(lambda: method.compute(problem, generator), problem.q.device, 1)
 
 
 def _head_of(p: Problem, head: int) -> Problem:

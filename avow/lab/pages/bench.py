@@ -16,7 +16,7 @@ from avow.bench.clock import pace
 from avow.bench.trials import Trial, run_marked, run_trial
 from avow.bench.workloads import Workload, from_tensors, workload
 from avow.calibration import rates
-from avow.core import SOFTMAX, Method
+from avow.core import Method
 from avow.errors import AvowError, FileError, InputError
 from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.methods import exact_method
@@ -40,8 +40,6 @@ GOAL, _USEFUL = 1e-2, 1.0
 _FLOOR, _CEILING = 1e-9, 8.0
 # Some hundred rows tell the story; the one nearest to its bound is always among them.
 _MARKS = 200
-_LETTERS = {"square": "■", "diamond": "◆", "triangle-up": "▲", "triangle-down": "▼", "pentagon": "⬟", "hexagon": "⬢"}
-_PRICES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _WORDS = Words("bench.txt")
 
 _FEATURES, _RANK, _SPARSE = ({"method": (name,)} for name in ("random_features", "low_rank", "sparse"))
@@ -262,11 +260,10 @@ def _costs(head: Workload, trials: Sequence[Trial], unit: str) -> Figure:
         cost = trial.operations if unit == "operations" else _time_ratio(head, trial.method)
         hover = _WORDS.say("hover", trial, cost, trial.own_mechanism)
         settings.append(Setting(trial.method, cost, _shown(trial.error), _shown(trial.bound), hover))
-    x = Axis(f"{unit} beside exact attention", log=True)
-    lowest = _error_axis(min(trial.error for trial in trials))
-    ticks = {"tickvals": list(_PRICES), "ticktext": [f"{price:g}×" for price in _PRICES]}
+    axes = Axis(f"{unit} beside exact attention", log=True, format="×"), Axis("error", log=True)
+    lowest = min(trial.error for trial in trials)
     # A legend of plotly's would leave a phone no room for the figure.
-    return figure(cost_plot("", x, Axis("error", log=True), settings), xaxis=ticks, yaxis=lowest, showlegend=False)
+    return figure(cost_plot("", *axes, settings), yaxis=_error_axis(lowest), showlegend=False)
 
 
 def _time_ratio(head: Workload, method: Method) -> float:
@@ -280,15 +277,13 @@ def _time_ratio(head: Workload, method: Method) -> float:
         return pace(call(method), call(exact_method()()), torch.device("cpu"), 3).ratio
 
 
-def _legend(trials: Sequence[Trial]) -> list[dict[str, str]]:
-    """How each method is drawn, in words and as a letter."""
-    legend = []
-    for method in {trial.method.name: trial.method for trial in trials}.values():
-        colour, symbol, _ = look(method.name)
-        own = method.target != SOFTMAX
-        words = f"{_words(method)}, another mechanism" if own else _words(method)
-        legend.append({"words": words, "colour": colour, "mark": "×" if own else _LETTERS.get(symbol, "●")})
-    return legend
+def _legend(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """How each method is drawn."""
+    methods = {trial.method.name: trial for trial in trials}
+    return [
+        {"words": _words(trial.method), "own_mechanism": trial.own_mechanism, **look(name)._asdict()}
+        for name, trial in methods.items()
+    ]
 
 
 def _words(method: Method) -> str:

@@ -121,5 +121,5 @@ PAGE = Page(
     preview=preview,
     verdict=verdict,
     seconds=40.0,
-    kept=True,
+    cacheable=True,
 )

@@ -5,11 +5,12 @@ Axes stand still while a slider moves: they reach to round numbers, and errors a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from avow.theory.constructions.formulas import FUNCTIONS
 from avow.theory.constructions.relu import ReluNetwork
 from avow.theory.constructions.relu_curves import Curve, chain, curve_of
 
-_T = TypeVar("_T")
 Points = tuple[list[float], list[float]]
 
 # What a preview can follow while a slider moves.
@@ -81,13 +81,14 @@ class Sketch(NamedTuple):
 
 def preview(inputs: ReluInputs) -> Answer:
     """The network against what it follows, its units, and its error as float64 sees it at some points."""
-    sketch = _checked(inputs, _sketch)
+    with _said_of_fields(inputs):
+        sketch = _sketch(inputs)
     units, error = sum(sketch.layers), float(np.abs(sketch.true - sketch.network).max())
     growth = _growth({"one layer": ([], [])} if inputs.is_formula else _both_ways(), units, inputs)
     if inputs.is_formula:
         growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
     return {
-        "facts": [*_units(inputs, units), *_WORDS.facts("measured", error, _POINTS)],
+        "facts": _facts(inputs, units, error),
         "built": sketch.layers,
         "figures": {"graph": _graph(sketch), "error": _error(sketch, inputs.allowed), "growth": growth},
     }
@@ -95,22 +96,18 @@ def preview(inputs: ReluInputs) -> Answer:
 
 def verdict(inputs: ReluInputs) -> Answer:
     """The weights that are returned, proved: in fractions for x², in balls for a formula."""
-    network = _checked(inputs, _network)
+    with _said_of_fields(inputs):
+        network = _network(inputs)
     proof = network.verify()
     x = np.linspace(*inputs.interval, _POINTS)
     true = _curve(inputs.formula).values(x) if inputs.is_formula else x * x
     measured = float(np.abs(true - _values(network, x)).max())
     holds = bool(proof) and proof.achieved <= inputs.allowed
+    tone, word = ("proved", "kept") if holds else ("refuted", "not kept")
     says = _WORDS.say("says", network, proof.achieved, holds, inputs.allowed)
     answer = {
-        "facts": [
-            *_units(inputs, network.units),
-            *_WORDS.facts("proved", proof.achieved),
-            *_WORDS.facts("measured", measured, _POINTS, mark="≈ "),
-        ],
-        "verdict": judgement(
-            "proved" if holds else "refuted", "kept" if holds else "not kept", says, [proof.promise, *proof.steps]
-        ),
+        "facts": _facts(inputs, network.units, measured, proof.achieved),
+        "verdict": judgement(tone, word, says, [proof.promise, *proof.steps]),
         "built": [len(bias) for _, bias in network.layers[:-1]],
     }
     if inputs.is_formula:
@@ -119,14 +116,19 @@ def verdict(inputs: ReluInputs) -> Answer:
     return answer
 
 
-def _checked(inputs: ReluInputs, work: Callable[[ReluInputs], _T]) -> _T:
+def _facts(inputs: ReluInputs, units: int, measured: float, proved: float | None = None) -> list[dict[str, str]]:
+    """How many units a formula takes, or x² either way, and how far off the network is."""
+    wide, deep = (None, None) if inputs.is_formula else (_square(inputs.eps, False), _square(inputs.eps, True))
+    return _WORDS.facts("facts", inputs.layers, units, wide, deep, measured, _POINTS, proved)
+
+
+@contextlib.contextmanager
+def _said_of_fields(inputs: ReluInputs) -> Iterator[None]:
     """What is wrong with a formula is said of the field it was typed into, or of the slider that asks too much."""
-    if not inputs.is_formula:
-        return work(inputs)
-    if not inputs.start < inputs.end:
+    if inputs.is_formula and not inputs.start < inputs.end:
         raise ParameterError("end", inputs.end, f"must lie beyond the start, {inputs.start:g}", "move it to the right")
     try:
-        return work(inputs)
+        yield
     except (InputError, ToleranceUnreachable) as error:
         field = "within" if error.name.endswith("eps") else "formula"
         value = error.value if field == "formula" else f"{inputs.within:g}"
@@ -168,12 +170,6 @@ def _network(inputs: ReluInputs) -> ReluNetwork:
 def _values(network: ReluNetwork, x: Any) -> Any:
     with torch.no_grad():
         return network.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
-
-
-def _units(inputs: ReluInputs, units: int) -> list[dict[str, str]]:
-    """How many units a formula takes, or x² either way."""
-    wide, deep = (None, None) if inputs.is_formula else (_square(inputs.eps, False), _square(inputs.eps, True))
-    return _WORDS.facts("units", units, wide, deep, inputs.layers)
 
 
 @functools.lru_cache(64)

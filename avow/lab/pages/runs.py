@@ -120,7 +120,7 @@ def preview(inputs: RunsInputs) -> Answer:
                 "name": run.name,
                 "group": run.group,
                 "state": run.state,
-                "told": f"{run.summary} · {run.about}",
+                "summary": f"{run.summary} · {run.about}",
                 "share": min(max(run.last("step") / (run.last("steps") or 1), 0.0), 1.0),
                 "chosen": run in chosen,
             }
@@ -152,8 +152,8 @@ def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     drawn_runs = [run for run in chosen if run.curves["step"]]
     series = {run.short_name or run.name: (run.curves["step"], run.curves[column]) for run in drawn_runs}
     # Where a reader has zoomed in, new points do not zoom out again.
-    state = f"{inputs.run} {inputs.curve} {inputs.log}"
-    drawn = figure(Chart(title, "step", title, series, log_y=inputs.log), uirevision=state)
+    revision = f"{inputs.run} {inputs.curve} {inputs.log}"
+    drawn = figure(Chart(title, "step", title, series, log_y=inputs.log), uirevision=revision)
     for trace in drawn["data"]:
         trace["showlegend"] = True
     return drawn
@@ -182,8 +182,8 @@ def folder() -> Path:
 
 def all_runs() -> list[Run]:
     """Every run below the folder, by name."""
-    runs = (_run(path) for path in _folders() if _plain_file(path / "config.json"))
-    return sorted(itertools.islice((run for run in runs if run is not None), _RUNS), key=lambda run: run.name)
+    runs = filter(None, map(_run, _folders()))
+    return sorted(itertools.islice(runs, _RUNS), key=lambda run: run.name)
 
 
 def knowledge() -> list[tuple[str, dict[str, Any]]]:
@@ -207,10 +207,6 @@ def _folders() -> Iterator[Path]:
         yield path
 
 
-def _plain_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
 def _name(path: Path) -> str:
     return path.relative_to(folder()).as_posix() if path != folder() else path.resolve().name
 
@@ -230,7 +226,7 @@ def _run(path: Path) -> Run | None:
 def _read(path: Path, parse: Callable[[bytes], dict[str, Any]]) -> tuple[dict[str, Any], float]:
     """What a file says and when it was written; what an empty one would say if it cannot be read."""
     try:
-        if _plain_file(path):
+        if path.is_file() and not path.is_symlink():
             facts = path.stat()
             return _parsed(path, parse, facts.st_mtime_ns, facts.st_size), facts.st_mtime_ns / 1e9
     except OSError:

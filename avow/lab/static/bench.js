@@ -3,6 +3,7 @@ import {element, start} from "./lab.js";
 
 const strip = document.getElementById("strip"), canvas = document.getElementById("tokens");
 const costs = document.getElementById("costs");
+const MARKS = {square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", pentagon: "⬟", hexagon: "⬢"};
 let shown = null;
 
 start({
@@ -14,8 +15,9 @@ start({
     if (shown) paint();
   },
   verdict({legend}) {
-    document.getElementById("methods").replaceChildren(...legend.map(({words, colour, mark}) =>
-      element("span", {}, element("b", {style: `color: ${colour}`}, mark), " " + words)));
+    document.getElementById("methods").replaceChildren(...legend.map(({words, own_mechanism, colour, symbol}) =>
+      element("span", {}, element("b", {style: `color: ${colour}`}, own_mechanism ? "×" : MARKS[symbol] ?? "●"),
+        ` ${words}${own_mechanism ? ", another mechanism" : ""}`)));
     costs.classList.remove("stale");
     document.getElementById("facts").classList.add("sure"); // a warning's numbers are as sure as any
   },

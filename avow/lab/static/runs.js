@@ -43,19 +43,19 @@ function list(runs, folder) {
     listed = names;
   }
   for (const run of runs) {
-    const {button, told, bar} = buttons.get(run.name);
+    const {button, words, bar} = buttons.get(run.name);
     button.setAttribute("aria-pressed", run.chosen);
     button.dataset.state = run.state;
-    told.textContent = run.told;
+    words.textContent = run.summary;
     bar.style.setProperty("--share", run.share);
   }
 }
 
 function row(run) {
-  const told = element("small", {}), bar = element("i", {"aria-hidden": "true"});
+  const words = element("small", {}), bar = element("i", {"aria-hidden": "true"});
   const button = choice(run.name, run.name.slice(run.group ? run.group.length + 1 : 0));
-  button.append(told, bar);
-  buttons.set(run.name, {button, told, bar});
+  button.append(words, bar);
+  buttons.set(run.name, {button, words, bar});
   return element("li", {}, button);
 }
 

@@ -40,9 +40,7 @@ Resume = Annotated[bool, option("Continue from the last checkpoint in RUN, if th
 ResumeFrom = Annotated[Path | None, option("Continue from this checkpoint of RUN.")]
 RunDevice = Annotated[str | None, option("The same as run.device.", "--device", metavar="auto|cpu|cuda")]
 Questions = Annotated[Path | None, option("Questions and answers, separated by a tab.", metavar="FILE.tsv")]
-DevCorpus = Annotated[
-    str | None, option("Ask its dev.tsv; by default that of the run's corpus.", metavar="DIR|invented")
-]
+DevCorpus = Annotated[str | None, option("Ask its dev.tsv; default: that of the run's corpus.", metavar="DIR|invented")]
 Temperature = Annotated[float, option("How freely it draws: 0 is the likeliest character, 1 as the model says.")]
 
 

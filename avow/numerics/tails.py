@@ -6,40 +6,13 @@ The inequalities are finite: they hold for every number of terms, and no limit t
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-# Bins of a nat; nats above the largest term, for odds below one; and all bins: what lies 32 nats below that term goes
-# into the last one.
-_FINE, _ABOVE, _BINS = 16, 8, 640
 # Steps of Newton's method from above, and what its last one may round below the root.
 _NEWTON, _SOLVED = 6, 1e-9
-
-
-class Bins(NamedTuple):
-    """Terms by size: each bin holds those smaller by a factor of e^(1/16) than the one before, the first ones none."""
-
-    place: Int[Tensor, "*lead s"]
-    top: Float[Tensor, "*lead 1"]
-
-    def sums(self, x: Float[Tensor, "*lead s"]) -> Float[Tensor, "*lead bins"]:
-        """What x adds up to in each bin."""
-        return x.new_zeros(*x.shape[:-1], _BINS).scatter_add_(-1, self.place, x)
-
-    def edges(self) -> Float[Tensor, "*lead bins"]:
-        """The logarithm of the largest term that a bin may hold."""
-        return self.top - torch.arange(_BINS, device=self.place.device) / _FINE
-
-
-def binned(log_terms: Float[Tensor, "*lead s"]) -> Bins:
-    """Terms sorted into bins by their logarithms; −inf, which is no term, goes into the last."""
-    top = log_terms.amax(-1, keepdim=True)
-    top = torch.where(top == -math.inf, torch.zeros_like(top), top) + _ABOVE
-    place = ((top - log_terms) * _FINE).clamp(0, _BINS - 1).long()
-    return Bins(place, top)
 
 
 def deviation(

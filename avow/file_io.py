@@ -68,6 +68,7 @@ def parse_tensors(content: bytes, header_bytes: int) -> dict[str, Tensor]:
 def _read(source: Path | bytes) -> Contents:
     """What the library reads from a file or from memory, if torch can use it; raises `Malformed`."""
     try:
+        import safetensors
         from safetensors import SafetensorError, safe_open
         from safetensors.torch import load
     except ImportError as error:
@@ -80,6 +81,9 @@ def _read(source: Path | bytes) -> Contents:
             # Not mapped into memory, where a file that someone cuts short would end this process.
             with safe_open(source, "pt", backend="pread") as file:
                 contents = Contents(file.get_tensors(), file.metadata() or {})
+    except TypeError as error:
+        rule = "is too old to read a file without mapping it into memory"
+        raise MissingPackage("safetensors", safetensors.__version__, rule, "pip install 'safetensors>=0.8'") from error
     except (SafetensorError, RuntimeError, MemoryError, KeyError) as error:
         raise Malformed(str(error)[:200] or "there is no memory for its tensors") from error
     for name, x in contents.tensors.items():

@@ -1,4 +1,4 @@
-"""Worker processes: each handles one request at a time, with a time limit on every message of its answer.
+"""Worker processes: each handles one request at a time, with a time limit on the wait for every message.
 
 A process can be stopped while it computes; a thread cannot. Pools of libraries (concurrent.futures, pebble) give one
 result per task and limit the whole task. Here an answer is a series of messages, each with the limit again, and a

@@ -1,6 +1,6 @@
 """Try to break decoding's kernels on a GPU: `python -m tests.gpu_decode --rows 1000000`.
 
-First each kernel is held to its twin at a few shapes. Then come whole steps.
+First each kernel is held to its reference at a few shapes. Then come whole steps.
 So many rows at least are held to deterministic bounds, and as many to statistical ones, against float64; a line every
 few seconds tells how far it is, and with `--seconds` it ends about then with what it has. Caches come in families:
 Gaussian, clustered, with giant keys, all keys equal, with values that grow with their weight, or that point away from
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from avow.kernels.sparse_decode import decode, value_lengths
 from avow.numerics.sketch import sketched
-from tests.helpers.decode_twins import beside_twins
+from tests.helpers.decode_checks import faults_beside_references
 
 _CONFIDENCE = 0.999
 # Seconds between two lines, and queries that each cache is asked.
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
-    faults = beside_twins("cuda", (200, 5000))
+    faults = faults_beside_references("cuda", (200, 5000))
     counts, stories = run(chosen.rows, chosen.seed, "cuda", chosen.seconds)
     print(*faults, *stories[:20], sep="\n")
     print(f"{_told(counts)} in {time.monotonic() - start:.0f} s")

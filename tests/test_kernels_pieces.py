@@ -32,8 +32,7 @@ def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> int:
     """So many pieces of every part, of which some may be empty."""
-    for module in (scans, feature_attention):
-        monkeypatch.setattr(module, "pieces_of", lambda cut, programs, resident: 3)
+    monkeypatch.setattr(chunking, "pieces_of", lambda cut, programs, resident: 3)
     return 3
 
 
@@ -57,7 +56,7 @@ def test_a_scan_that_forgets_pieces_is_seen(many: int, monkeypatch: pytest.Monke
         added.sums[:, 1::many] = 0
         return before_parts(added, *others, **options)
 
-    monkeypatch.setattr(scans, "before_parts", forgetful)
+    monkeypatch.setattr(chunking, "before_parts", forgetful)
     with pytest.raises(AssertionError, match=r"out: .* off, the formula"):
         judged(lambda q, k, v: linear_attention(q, k, v), linear(False), drawn(1, 1, 1, 333, 16, 16))
 

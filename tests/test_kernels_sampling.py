@@ -1,4 +1,4 @@
-"""Decoding steps that draw tokens: each kernel equals its twin, and bounds fail no more often than was allowed."""
+"""Decoding steps that draw tokens: each kernel equals its reference, and bounds fail no more often than was allowed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
 from avow.kernels.interpreted import interpret
-from tests.helpers.decode_twins import same_lists
+from tests.helpers.decode_checks import same_lists
 
 interpret()
 
-from avow.kernels import choice, finalize, gather_attention, histogram, planning, sample_bounds, sampling
+from avow.kernels import choice, finalize, gather_attention, histogram, planning, sampling
 from avow.kernels.choice import Chosen
 from avow.kernels.finalize import Decoded
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.sparse_decode import decode, decode_twin
+from avow.kernels.sparse_decode import decode
 from avow.kernels.step_constants import STEPS
 from avow.numerics import tails
 from avow.numerics.sketch import sketched
+from tests.helpers import decode_references as references
+from tests.helpers.decode_references import decode_reference
 from tests.helpers.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
 
 # A GPU does not warn of inf and nan.
@@ -79,55 +81,56 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("shape", "dtype"), SHAPES, ids=lambda x: f"r{x['r']}-s{x['s']}-d{x['d']}" if isinstance(x, dict) else str(x)
 )
-def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) -> None:
+def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dtype) -> None:
     given = step(*drawn(**shape, loud=1.0), dtype)
     most, s = given.lengths.most, given.k.shape[2]
     terms = terms_of(given)
     aim = planning.goal(0.8, None, dtype)
-    rims, twin_rims = planning.planned(terms, most, aim, LOGS), planning.planned_twin(terms, most, aim, LOGS)
+    rims, other_rims = planning.planned(terms, most, aim, LOGS), references.planned_reference(terms, most, aim, LOGS)
     assert terms.arrived.tolist() == [histogram.counting_of(terms).grid[1]] * len(rims)
     # Sums in another order may put a rim on the other side of a whole step.
-    assert float((rims - twin_rims)[:, 0].abs().max()) <= 1 / STEPS
-    assert torch.equal(rims[:, 1], twin_rims[:, 1])
+    assert float((rims - other_rims)[:, 0].abs().max()) <= 1 / STEPS
+    assert torch.equal(rims[:, 1], other_rims[:, 1])
     seeds = seeded(), seeded()
     chosen = sampling.drawn(terms, rims, LOGS, seeds[0], s)
-    assert same_lists(chosen, sampling.drawn_twin(terms, rims, LOGS, seeds[0], s))
+    assert same_lists(chosen, references.drawn_reference(terms, rims, LOGS, seeds[0], s))
     assert 0.05 < float((flags_of(chosen, s) > 1).float().mean()) < 0.9
     parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
-    twin_parts = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
+    other_parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
     # Uninitialised memory is nan here, too: what one writes, so does the other.
-    torch.testing.assert_close(parts, twin_parts, rtol=1e-4, atol=1e-3, equal_nan=True)
+    torch.testing.assert_close(parts, other_parts, rtol=1e-4, atol=1e-3, equal_nan=True)
     found = [
         how(given.q, given.v, parts, terms, with_seed(chosen, seed), most, 0.8, given.scale)
-        for how, seed in zip((finalize.merged, finalize.merged_twin), seeds, strict=True)
+        for how, seed in zip((finalize.merged, references.merged_reference), seeds, strict=True)
     ]
     assert seeds[0].tolist() == seeds[1].tolist() == [4]
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=unit_of(mine), atol=1e-6)
 
 
-def test_a_whole_step_equals_its_twin() -> None:
+def test_a_whole_step_equals_its_reference() -> None:
     given = step(*drawn(g=2, s=400, d=32, e=32, loud=1.0), torch.float32)
     for limit in (None, 0.3):
         seeds = seeded(), seeded()
-        found, other = run(given, seed=seeds[0], limit=limit), run(given, seed=seeds[1], how=decode_twin, limit=limit)
+        found = run(given, seed=seeds[0], limit=limit)
+        other = run(given, seed=seeds[1], how=decode_reference, limit=limit)
         assert torch.equal(*seeds)
         for mine, theirs in zip(found, other, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_dtype=False)
 
 
-# What the kernels run themselves; their twins run everything.
+# What the kernels run themselves; their references run everything.
 INTERPRETED = ("random", "one giant key", "huge values", "tiny values", "no whole group")
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_answer_is_further_from_the_truth_than_its_bound(kind: str) -> None:
     given = step(*HOSTILE[kind]())
-    found = run(given, confidence=0.999, how=decode if kind in INTERPRETED else decode_twin)
+    found = run(given, confidence=0.999, how=decode if kind in INTERPRETED else decode_reference)
     errors = given.errors(found.out)
     assert bool(((errors <= found.bound) | (found.bound == math.inf)).all()), (errors, found.bound)
     assert not bool(found.bound.isnan().any())
-    again = run(given, confidence=0.999, limit=0.3, how=decode_twin)
+    again = run(given, confidence=0.999, limit=0.3, how=decode_reference)
     if kind in BEYOND:
         # What float32 cannot compute is not vouched for.
         assert bool((found.bound > 1).all()) and not bool(found.within.any())
@@ -163,7 +166,7 @@ def test_odds_are_at_least_what_they_stand_for() -> None:
 
 
 def test_draws_are_even_and_do_not_repeat() -> None:
-    some = torch.stack([sampling.draws_twin(seeded(number), 3, 4096) for number in (0, 1, 2**62)]).flatten(0, 1)
+    some = torch.stack([references.draws_reference(seeded(number), 3, 4096) for number in (0, 1, 2**62)]).flatten(0, 1)
     x = some.double() / 2**sampling._BITS - 0.5
     # Means and products of 4,096 even numbers: within five standard deviations.
     assert float(x.mean(-1).abs().max()) < 5 * math.sqrt(1 / 12 / 4096)
@@ -177,14 +180,14 @@ def test_draws_are_even_and_do_not_repeat() -> None:
 
 def test_the_generator_is_philox() -> None:
     """Beside the published generator, written down once more in Python's own numbers."""
-    (key, high), mask = sampling._keys_twin(3, 1), 2**32 - 1
+    (key, high), mask = references.keys_reference(3, 1), 2**32 - 1
     for place in (0, 5, 4095):
         x, y, own = place >> 2, high, key
         for _ in range(7):
             product = 0xD256D193 * x
             x, y, own = product >> 32 ^ own ^ y, product & mask, own + 0x9E3779B9 & mask
         expected = [x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16][place % 4]
-        assert int(sampling.draws_twin(seeded(), 2, 4096)[1, place]) == expected
+        assert int(references.draws_reference(seeded(), 2, 4096)[1, place]) == expected
 
 
 def test_the_odds_of_four_bytes_at_once_are_those_of_each() -> None:
@@ -239,8 +242,8 @@ def test_plans_and_lists_are_the_same_however_programs_share_the_work(monkeypatc
     both = []
     for chosen in (whole, parts):
         found = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
-        twin = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
-        torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-3, equal_nan=True)
+        other = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
+        torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-3, equal_nan=True)
         most = given.lengths.most
         both.append(finalize.merged(given.q, given.v, found, terms, chosen, most, 1.0, given.scale))
     assert torch.equal(both[0].kept, both[1].kept)
@@ -251,12 +254,12 @@ def test_the_inequalities_are_those_of_the_library_and_never_sharper() -> None:
     for log in (3.0, LOGS.mean, 12.0):
         found = torch.tensor([0.0, 1e-6, 0.3, 2.0, 40.0, 63.0, 65.0, 1e3, 1e6], dtype=torch.float64)
         mine, theirs = (
-            sample_bounds._at_most_twin(found, 8.0, log),
+            references.at_most_reference(found, 8.0, log),
             tails.at_most(found, torch.full_like(found, 8.0), log),
         )
         assert bool((mine >= theirs).all()) and bool((mine <= 1.03 * theirs).all())
         wide = tails.deviation(found, torch.ones_like(found), log)
-        mine = sample_bounds._strayed_twin(found, 1.0, log)
+        mine = references.strayed_reference(found, 1.0, log)
         assert bool((mine >= wide).all())
         assert bool((mine <= 1.25 * wide)[3:].all())
     logs = Logs.of(0.999)
@@ -268,14 +271,15 @@ def misses(given: Step, steps: int, sabotage: Any = None) -> tuple[float, float]
     """How often rows are further from the truth than their bounds, and the largest bound."""
     terms = terms_of(given)
     aim, s = planning.goal(0.2, None, given.q.dtype), given.k.shape[2]
-    rims = planning.planned_twin(terms, given.lengths.most, aim, LOGS)
+    rims = references.planned_reference(terms, given.lengths.most, aim, LOGS)
     seed, broken, widest = seeded(), 0.0, 0.0
     for _ in range(steps):
-        chosen = sampling.drawn_twin(terms, rims, LOGS, seed, s)
+        chosen = references.drawn_reference(terms, rims, LOGS, seed, s)
         if sabotage is not None:
             chosen = sabotage(chosen)
-        parts = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
-        found = finalize.merged_twin(given.q, given.v, parts, terms, chosen, given.lengths.most, 1.0, given.scale)
+        parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
+        most = given.lengths.most
+        found = references.merged_reference(given.q, given.v, parts, terms, chosen, most, 1.0, given.scale)
         broken += float((given.errors(found.out) > found.bound).double().mean()) / steps
         widest = max(widest, float(found.bound.max()))
     return broken, widest
@@ -299,7 +303,7 @@ def test_bounds_fail_no_more_often_than_allowed_and_do_where_odds_are_wrong() ->
 def test_what_was_drawn_is_all_that_is_read_and_far_less_than_is_cut_off() -> None:
     given = halves(1024)
     before = run(given)
-    assert int(before.kept) < 0.7 * 1024 < int(given.run(0.3, how=decode_twin).kept)
+    assert int(before.kept) < 0.7 * 1024 < int(given.run(0.3, how=decode_reference).kept)
     seed = seeded()
     _, chosen = chosen_of(given)
     flags = flags_of(chosen, 1024)[None] > 0
@@ -323,11 +327,11 @@ def test_a_step_that_is_lied_to_breaks_its_bound() -> None:
     other = given.k.clone()
     other[0, 0, 100] = 0.0
     lied = dataclasses.replace(given, sketch=sketched(other))
-    broken = [run(lied, seed=seeded(number), how=decode_twin) for number in range(6)]
+    broken = [run(lied, seed=seeded(number), how=decode_reference) for number in range(6)]
     assert any(bool((given.errors(found.out) > found.bound).all()) for found in broken)
 
 
-@pytest.mark.parametrize("how", [decode, decode_twin])
+@pytest.mark.parametrize("how", [decode, decode_reference])
 def test_heads_beyond_the_limit_read_all_tokens_after_all(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # A hint that is far too short is not believed unless asked to.
     monkeypatch.setattr(planning, "shortest", lambda *_: 0.0)

@@ -144,7 +144,7 @@ def test_operators_keep_their_promises_to_torch(causal: bool) -> None:
     more = (q, k, v, causal, 0.5)
     torch.library.opcheck(torch.ops.avow.separable_attention, more, test_utils=checks)
     out, _, *sums = torch.ops.avow.separable_attention(*more)
-    given = (torch.randn_like(out), q.detach(), k.detach(), v.detach(), out.detach(), *sums, causal, 0.5)
+    given = (torch.randn_like(out), q.detach(), k.detach(), v.detach(), [out.detach(), *sums], causal, 0.5)
     torch.library.opcheck(
         torch.ops.avow.separable_attention_backward, given, test_utils=("test_schema", "test_faketensor")
     )

@@ -1,4 +1,4 @@
-"""The kernels of certified sparse decoding: each equals its twin, and every bound holds."""
+"""The kernels of certified sparse decoding: each equals its reference, and every bound holds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from avow.kernels.interpreted import interpret
-from tests.helpers.decode_twins import same_lists, twins
+from tests.helpers.decode_checks import faults_at, same_lists
 
 interpret()
 
 from avow.kernels import choice, finalize, gather_attention, histogram, sketch_pass, step_constants
 from avow.kernels.finalize import Decoded
 from avow.numerics.sketch import GROUP, sketched
+from tests.helpers import decode_references as references
 from tests.helpers.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
+from tests.helpers.sketches import restored
 
 pytestmark = pytest.mark.kernels
 
@@ -50,35 +52,36 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("shape", "dtype"), SHAPES, ids=lambda x: f"r{x['r']}-s{x['s']}-d{x['d']}" if isinstance(x, dict) else str(x)
 )
-def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) -> None:
+def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dtype) -> None:
     given = step(*drawn(**shape), dtype)
     most, s, drop = given.lengths.most, given.k.shape[2], 2e-2
     hint = most.repeat_interleave(shape["r"], 1) * torch.rand(given.q.shape[:2])
-    known = step_constants.prepared_twin(given.q, given.sketch, most, hint, given.scale)
+    known = references.prepared_reference(given.q, given.sketch, most, hint, given.scale)
     own_known = step_constants.prepared(given.q, given.sketch, most, hint, given.scale)
     torch.testing.assert_close(own_known, known, rtol=1e-5, atol=1e-5)
-    terms = sketch_pass.bounded_twin(given.q, given.sketch, given.lengths.each, known)
+    terms = references.bounded_reference(given.q, given.sketch, given.lengths.each, known)
     own = sketch_pass.bounded(given.q, given.sketch, given.lengths.each, known)
     # Sums in another order may put a term on the other side of a whole number.
-    apart = histogram.steps_below(own) - histogram.steps_below(terms)
+    apart = references.steps_below(own) - references.steps_below(terms)
     assert int(apart.abs().max()) <= 1 and float((apart != 0).float().mean()) < 0.02
     assert int((own.top - terms.top).abs().max()) <= 1 and int((own.widest - terms.widest).abs().max()) <= 1
     scale = torch.exp2((own.top - terms.top) / step_constants.STEPS)
     torch.testing.assert_close(own.mass * scale, terms.mass, rtol=1e-3, atol=0.0)
-    found = histogram.counted_twin(terms)
+    found = references.counted_reference(terms)
     counted = histogram.counted(terms)
     assert torch.equal(counted.counts, found.counts)
     torch.testing.assert_close(counted.masses.sum(-1), found.masses.sum(-1))
-    chosen, twin_chosen = choice.marked(terms, found, most, drop, s), choice.marked_twin(terms, found, most, drop, s)
-    assert same_lists(chosen, twin_chosen) and int(chosen.found.sum()) > 0
-    torch.testing.assert_close(chosen.tails, twin_chosen.tails)
-    parts = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
+    chosen = choice.marked(terms, found, most, drop, s)
+    other = references.marked_reference(terms, found, most, drop, s)
+    assert same_lists(chosen, other) and int(chosen.found.sum()) > 0
+    torch.testing.assert_close(chosen.tails, other.tails)
+    parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
     own_parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
     # Uninitialised memory is nan here, too: what one writes, so does the other.
     torch.testing.assert_close(own_parts, parts, rtol=1e-4, atol=1e-3, equal_nan=True)
     pair = [
         how(given.q, given.v, parts, terms, chosen, most, drop, given.scale)
-        for how in (finalize.merged, finalize.merged_twin)
+        for how in (finalize.merged, references.merged_reference)
     ]
     for mine, other in zip(*pair, strict=True):
         torch.testing.assert_close(mine, other, rtol=unit_of(mine), atol=1e-6)
@@ -94,7 +97,7 @@ def holds(given: Step, drop: float) -> Decoded:
 
 
 def test_the_checks_that_a_gpu_runs_find_nothing_here() -> None:
-    assert twins("cpu", 200, torch.float32, (1, 96)) == []
+    assert faults_at("cpu", 200, torch.float32, (1, 96)) == []
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -139,7 +142,7 @@ def test_what_is_not_listed_is_not_read() -> None:
 def test_a_sketch_that_understates_its_errors_is_caught() -> None:
     given = step(*drawn(s=256))
     # A radius is a worst case: queries along what a key lost meet it.
-    lost = given.k.double() - given.sketch.restored().double() * given.sketch.size[..., None, None]
+    lost = given.k.double() - restored(given.sketch).double() * given.sketch.size[..., None, None]
     q = 20 * lost[:, 0, :2] / given.sketch.metric.double()
     along = step(q, given.k, given.v)
     assert broken_terms(along) == 0

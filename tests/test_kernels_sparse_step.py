@@ -18,8 +18,10 @@ interpret()
 
 from avow.kernels import choice, finalize, histogram, work_partition
 from avow.kernels.finalize import Decoded
-from avow.kernels.sparse_decode import decode, decode_twin, value_lengths
+from avow.kernels.sparse_decode import decode, value_lengths
 from avow.numerics.sketch import GROUP, sketched
+from tests.helpers import decode_references as references
+from tests.helpers.decode_references import decode_reference
 from tests.helpers.decoding import Step, drawn, step, terms_of
 
 pytestmark = pytest.mark.kernels
@@ -30,9 +32,9 @@ def test_steps_repeat_bit_for_bit() -> None:
     assert all(torch.equal(x, y) for x, y in zip(given.run(), given.run(), strict=True))
 
 
-def test_a_whole_step_equals_its_twin() -> None:
+def test_a_whole_step_equals_its_reference() -> None:
     given = step(*drawn(g=2, s=300), torch.float32)
-    for mine, other in zip(given.run(), given.run(how=decode_twin), strict=True):
+    for mine, other in zip(given.run(), given.run(how=decode_reference), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5, check_dtype=False)
 
 
@@ -41,13 +43,13 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
-    alone = given.run(how=decode_twin)
+    alone = given.run(how=decode_reference)
     for module, name, value in ((choice, "BLOCK", 128), (histogram, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(work_partition, "_PROGRAMS", count)
     monkeypatch.setattr(finalize, "_CHUNK", 2)
     assert choice.spans_of(3, 500) == (4, 2, 3)
-    found, other = given.run(), given.run(how=decode_twin)
+    found, other = given.run(), given.run(how=decode_reference)
     for mine, theirs in zip(found, other, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_dtype=False)
     torch.testing.assert_close(found.out, alone.out, rtol=1e-3, atol=1e-5)
@@ -59,15 +61,16 @@ def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.Monkey
     whole = given.run()
     monkeypatch.setattr(histogram, "_ENOUGH", 300)
     assert histogram.stride_of(given.sketch.codes.shape[2]) == 2
-    found, other = given.run(), given.run(how=decode_twin)
+    found, other = given.run(), given.run(how=decode_reference)
     assert torch.equal(found.kept, other.kept) and bool(found.within.all())
     assert 0.8 < float(found.kept / whole.kept) < 1.25
     terms = terms_of(given)
     counts = histogram.counted(terms).counts
-    assert torch.equal(counts, histogram.counted_twin(terms).counts) and counts.sum(-1).tolist() == [7 * GROUP] * 2
+    assert torch.equal(counts, references.counted_reference(terms).counts)
+    assert counts.sum(-1).tolist() == [7 * GROUP] * 2
 
 
-@pytest.mark.parametrize("how", [decode, decode_twin])
+@pytest.mark.parametrize("how", [decode, decode_reference])
 def test_heads_that_would_break_the_limit_read_all_tokens_after_all(how: Callable[..., Decoded]) -> None:
     given = step(*drawn(g=2, loud=6.0), torch.float32)
     hint = torch.tensor([[1e-4, 1e-4, 9.0, 9.0]])

@@ -16,6 +16,7 @@ from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.nn import KeyValueCache, key_value_cache
 from tests.helpers.caches import DTYPES, errors, queries, share, tokens
+from tests.helpers.sketches import restored
 from tests.test_gathering import spied
 
 
@@ -70,7 +71,7 @@ def test_a_sketch_with_half_its_radius_is_caught() -> None:
     # Every key as near to the query as the sketch allows, and all that is not read opposed to all that is.
     weighted = sketch.metric.unsqueeze(-2) * q
     nearer = weighted / (weighted * q).sum().sqrt() * sketch.radius.flatten(2).unsqueeze(-1) * 0.999
-    k = ((sketch.restored() + nearer) * sketch.size[..., None, None]).float()
+    k = ((restored(sketch) + nearer) * sketch.size[..., None, None]).float()
     v = torch.ones(1, 1, 640, 16)
     fractions = []
     for part in (1.0, 0.5):

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from avow.numerics.brackets import bracketed
 from avow.numerics.sketch import GROUP, Sketch, packed, sketched, unpacked
+from tests.helpers.sketches import restored
 
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 
 
 def intervals(q: Tensor, sketch: Sketch, factor: float) -> tuple[Tensor, Tensor]:
     """Products with the sketched rows and how far they may be off, by the definition: ‖Aq‖·radius, in float64."""
-    middle = q @ sketch.restored().double().transpose(-1, -2)
+    middle = q @ restored(sketch).double().transpose(-1, -2)
     weighted = (q.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # (b, g, r, 1)
     # `restored` rounds to float32.
     rounded = (
@@ -68,7 +69,7 @@ def test_equal_rows_zero_rows_and_one_giant_are_inside(bits: int) -> None:
 def test_a_query_along_the_residual_reaches_the_end_of_its_interval() -> None:
     _, keys = drawn(64, 8)
     sketch = sketched(keys, 2, metric=torch.ones(2, 3, 8))
-    lost = keys / sketch.size[..., None, None] - sketch.restored().double()
+    lost = keys / sketch.size[..., None, None] - restored(sketch).double()
     middle, half = intervals(lost[:, :, :5], sketch, 1.0)
     true = lost[:, :, :5] @ keys.transpose(-1, -2)
     apart = ((true - middle).abs() / half).diagonal(dim1=-2, dim2=-1)
@@ -79,7 +80,7 @@ def test_a_query_along_the_residual_reaches_the_end_of_its_interval() -> None:
 def test_a_radius_that_is_too_short_is_noticed() -> None:
     _, keys = drawn(64, 8)
     sketch = sketched(keys, 2, metric=torch.ones(2, 3, 8))
-    lost = keys / sketch.size[..., None, None] - sketch.restored().double()
+    lost = keys / sketch.size[..., None, None] - restored(sketch).double()
     assert outside(lost, keys, sketch) == 0
     assert outside(lost, keys, dataclasses.replace(sketch, radius=sketch.radius / 2)) > 0
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from avow.nn import KeyValueCache, key_value_cache
-from avow.numerics import logit_upper_bounds, selection
+from avow.numerics import selection
 from avow.numerics.brackets import ends
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import Fused
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import Sketch, sketched
 from tests.helpers.caches import DTYPES, errors, queries, share, tokens
+from tests.helpers.sketches import restored
 
 
 def heads(s: int = 640, r: int = 3, d: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +60,7 @@ def along(q: Tensor, sketch: Sketch) -> Tensor:
     weighted = sketch.metric.unsqueeze(-2) * q
     sizes = (weighted * q).sum(-1, keepdim=True).sqrt()
     nearer = weighted / sizes * sketch.radius.float().flatten(2).unsqueeze(-1) * 0.999
-    return (sketch.restored() + nearer) * sketch.size[..., None, None].float()
+    return (restored(sketch) + nearer) * sketch.size[..., None, None].float()
 
 
 def against(wanted: Tensor, e: int = 16) -> Tensor:
@@ -115,7 +116,7 @@ def test_a_sketch_that_claims_to_have_lost_less_of_all_keys_together_is_caught()
     sketch = sketched(k, bits=2)
     k = along(q, sketch)
     assert sketch.spread is not None
-    lost = (k / sketch.size[..., None, None] - sketch.restored()).double().square().sum(-2)  # (b, g, d)
+    lost = (k / sketch.size[..., None, None] - restored(sketch)).double().square().sum(-2)  # (b, g, d)
     true = (lost * k.shape[-1]).float()  # Σ (q·e)² ≤ Σ d·q²·e², summed over rows
     fractions = []
     for spread in (true, sketch.spread * 1e-3):
@@ -191,7 +192,7 @@ def test_small_values_below_small_weights_are_left_to_others(size: float) -> Non
 # Compiled
 
 
-def logs(found: logit_upper_bounds.Uppers) -> Tensor:
+def logs(found: selection.Uppers) -> Tensor:
     """Logarithms of upper ends."""
     return (found.weights.double().log() + found.origin[..., None, None]).flatten(3)
 
@@ -205,7 +206,7 @@ def test_compiled_ends_are_those_of_plain_torch_and_above_the_truth(aside: bool)
             beside = sketch.codes.transpose(-1, -2).contiguous().transpose(-1, -2)
             sketch = dataclasses.replace(sketch, codes=beside)
         told = ends(q, sketch, 0.3)
-        plain, compiled = (logit_upper_bounds.uppers(told, sketch, way) for way in (False, True))
+        plain, compiled = (selection.uppers(told, sketch, way) for way in (False, True))
         exact = 0.3 * q.double() @ k.double().transpose(-1, -2)
         for found in (plain, compiled):
             assert bool((exact <= logs(found) + 2.0**-16).all())
@@ -215,7 +216,7 @@ def test_compiled_ends_are_those_of_plain_torch_and_above_the_truth(aside: bool)
         torch.testing.assert_close(plain.radii, compiled.radii, rtol=1e-4, atol=1e-5)
         # Without what was lost they would not be.
         blind = dataclasses.replace(sketch, radius=torch.zeros_like(sketch.radius))
-        assert bool((exact > logs(logit_upper_bounds.uppers(told, blind, False)) + 2.0**-16).any())
+        assert bool((exact > logs(selection.uppers(told, blind, False)) + 2.0**-16).any())
 
 
 def long_cache(monkeypatch: pytest.MonkeyPatch) -> tuple[KeyValueCache, Tensor, Tensor]:
@@ -240,7 +241,7 @@ def test_a_long_cache_compiles_and_answers_within_its_certificates(monkeypatch: 
         more = tokens(cache, 70)
         cache.append(*more)
         k, v = (torch.cat(x, 2) for x in zip((k, v), more, strict=True))
-    assert read and not logit_upper_bounds._all_heads._failures
+    assert read and not selection._all_heads._failures
 
 
 def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyP
         raise RuntimeError("no g++\nand more")
 
     monkeypatch.setattr("torch.compile", none)
-    monkeypatch.setattr(logit_upper_bounds, "_all_heads", Fused(logit_upper_bounds._of_all_heads, axis=2))
+    monkeypatch.setattr(selection, "_all_heads", Fused(selection._of_all_heads, axis=2))
     certificate = cache.attend(queries(k, 4), 0.1).certificate
     text = "the look at the sketch could not be compiled (RuntimeError: no g++), and plain torch takes longer"
     assert certificate.method == "exact" and certificate.reason == text

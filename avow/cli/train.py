@@ -82,13 +82,15 @@ def finetune(
 
     By default those of the corpus it has read.
     """
+    from avow.training import checkpoint
+
     given = _with_options(flags, {"data.corpus": corpus, "run.device": device})
     defaults = []
     resumed = bool(resume_from or resume) and (run / "config.json").exists()
     if origin is not None and origin != NOTHING:
         start = _start(Path(origin))
         given = _with_options(given, {"run.start": str(start)})
-        defaults.append(f"data.corpus={_trained_corpus(start)}")
+        defaults.append(f"data.corpus={checkpoint.described(start)['facts']['config']['data']['corpus']}")
     elif origin is None and not resumed and not any(flag.startswith("run.start=") for flag in given):
         remedy = f"name a pretrained run, or use --from {NOTHING} for one that has read nothing"
         raise ParameterError("from", None, "says what to begin with, and must be given", remedy)
@@ -148,12 +150,10 @@ def sample(
 
     from avow.training import load_model
     from avow.training import sample as continuation
-    from avow.training.distributed import ranks
 
     model, vocabulary = load_model(run)
-    with ranks(place(device)) as here:
-        generator = torch.Generator().manual_seed(seed)
-        written = continuation(model.to(here.device), vocabulary, text, length, temperature, generator)
+    generator = torch.Generator().manual_seed(seed)
+    written = continuation(model.to(place(device)), vocabulary, text, length, temperature, generator)
     if as_json:
         document({"text": text, "written": written, "temperature": temperature, "seed": seed})
     else:
@@ -164,12 +164,13 @@ def _with_options(flags: list[str] | None, options: dict[str, str | None]) -> li
     """Flags and what options say of the same fields; both may say the same, but not two things."""
     every = list(flags or [])
     for field, value in options.items():
-        said = [flag.partition("=")[2] for flag in every if flag.startswith(f"{field}=")]
-        if value is not None and said and said[-1] != value:
+        if value is None:
+            continue
+        others = [flag.partition("=")[2] for flag in every if flag.startswith(f"{field}=")]
+        if others and others[-1] != value:
             rule = f"contradicts {value}, which the command or its options say"
-            raise ParameterError(field, repr(said[-1]), rule, "say it once")
-        if value is not None:
-            every.append(f"{field}={value}")
+            raise ParameterError(field, repr(others[-1]), rule, "say it once")
+        every.append(f"{field}={value}")
     return every
 
 
@@ -186,23 +187,14 @@ def _start(path: Path) -> Path:
     return good
 
 
-def _trained_corpus(path: Path) -> str:
-    """The corpus that a checkpoint was trained on."""
-    from avow.training import checkpoint
-
-    return str(checkpoint.facts(path)["config"]["data"]["corpus"])
-
-
 def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> ModelAnswers:
     """A model's answers to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
     from avow.report.knowledge import ModelAnswers
-    from avow.training import corpus_of, evaluate, load_model, majority, read_questions
-    from avow.training.checkpoint import last_of
-    from avow.training.distributed import ranks
+    from avow.training import checkpoint, corpus_of, evaluate, load_model, majority, read_questions
 
-    path = last_of(run)
+    path = checkpoint.last_of(run)
     model, vocabulary = load_model(path)
-    name = corpus or _trained_corpus(path)
+    name = corpus or checkpoint.described(path)["facts"]["config"]["data"]["corpus"]
     if questions is not None:
         given, where = read_questions(questions), str(questions)
         try:
@@ -214,8 +206,7 @@ def _answers(run: Path, questions: Path | None, corpus: str | None, device: str)
         given, train, where = texts.dev, texts.train, f"the dev questions of {name}"
         if not given:
             raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
-    with ranks(place(device)) as here:
-        evaluation = evaluate(model.to(here.device), vocabulary, given)
+    evaluation = evaluate(model.to(place(device)), vocabulary, given)
     return ModelAnswers(path, where, evaluation, majority(train, given) if train else None)
 
 

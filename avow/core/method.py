@@ -125,6 +125,10 @@ class Method(ABC):
         """
         return None
 
+    def arithmetic(self, dtype: torch.dtype) -> torch.dtype:
+        """The type that inputs of a type are converted to before anything is computed."""
+        return dtype
+
     @property
     def statistical(self) -> bool:
         """Whether the promise holds with a probability, over what is drawn."""
@@ -161,4 +165,6 @@ class Method(ABC):
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing."""
-        return BoundEstimate(math.inf, "none", True, "does not say beforehand")
+        softmax = self.target == SOFTMAX
+        reason = "does not say beforehand" if softmax else f"its target is {self.target}, not {SOFTMAX}"
+        return BoundEstimate(math.inf, "none", True, reason)

@@ -53,10 +53,9 @@ from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import cholesky, rounding, scan
-from avow.numerics.cholesky import Factor
+from avow.numerics.cholesky import Factor, LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame
 from avow.numerics.heads import grouped, per_query_head, ungrouped
-from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
 
 _U = rounding.unit(torch.float64)
 
@@ -144,21 +143,8 @@ def low_rank_protocol(shard: LinearShard, rank: int) -> Protocol[tuple[Tensor, T
         return out, None
     rows = features.rows
     key_log, key_residual = _seen(shard, keys.log.detach()[..., 0], residual, sums_of_all.detach())
-    trace = Trace(
-        key_log=key_log,
-        key_residual=key_residual,
-        row_residual=rows.residual,
-        row_norm=rows.norm,
-        row_log=rows.log,
-        normaliser=normalisers[0],
-        unit_log=normalisers[1],
-        slack=factor.slack,
-        query_radius=rows.radius,
-        key_radius=radius,
-        frame=frame,
-        steps=steps,
-    )
-    return out, trace
+    normaliser, unit_log = normalisers
+    return out, Trace(key_log, key_residual, rows, normaliser, unit_log, factor.slack, radius, frame, steps)
 
 
 def _agreed_factor(

@@ -48,8 +48,7 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
-from avow.numerics.feature_logs import FeatureLogs
-from avow.numerics.features import Frame
+from avow.numerics.features import FeatureLogs, Frame
 from avow.numerics.heads import cast_output, grouped, linear_type, rescaled, scaled_values
 
 Answer = Callable[[], tuple[scan.Sums, int]]
@@ -199,7 +198,7 @@ def random_features_protocol(
     p = shard.problem
     stream = random_stream(shard.generator, "cpu")
     directions = feature_maps.draw(method.features, p.q.shape[-1], method.orthogonal, stream, p.q.device)
-    wide = method.arithmetic(p.with_norms(shard.agreed))
+    wide = method.feature_dtype(p.with_norms(shard.agreed))
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.

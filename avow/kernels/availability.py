@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import warnings
+from typing import Any
 
 import torch
 
@@ -34,3 +35,12 @@ def is_available(device: torch.device) -> bool:
     if reason:
         warnings.warn(f"linear attention runs without its kernels: {reason}", RuntimeWarning, stacklevel=2)
     return not reason
+
+
+def linear_kernels(device: torch.device) -> Any:
+    """The module `problems`, which answers linear attentions by kernels; None where methods should not use it."""
+    if torch.compiler.is_compiling() or not is_available(device):
+        return None
+    from avow.kernels import problems
+
+    return problems

@@ -8,19 +8,17 @@ each.
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
-from avow.kernels.histogram import WIDTH, Counted, steps_below, stride_of
+from avow.kernels.histogram import WIDTH, Counted, stride_of
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS, STEPS
+from avow.kernels.step_constants import BINS
 from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
@@ -190,47 +188,8 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
     return out
 
 
-def cuts_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
-    """How many steps below its largest term a head stops reading."""
-    _, c, r = terms.top.shape
-    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
-    behind = (known.counts * sizes).flip(-1).cumsum(-1).flip(-1)
-    share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (known.masses.sum(-1) * (drop / stride_of(c)) * share)[:, None]
-    budget = torch.where(budget < torch.inf, budget, -1.0)
-    above = (~(behind <= budget)).sum(-1)
-    return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
-
-
-def marked_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
-    """The same in plain torch."""
-    heads, c, r = terms.top.shape
-    below = steps_below(terms)
-    wanted = (below < cuts_twin(terms, known, most, drop)[:, None]).view(heads, r, -1).any(1)
-    flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
-    deep = torch.minimum(below, _DEEPEST.value + terms.offset.int())
-    left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
-    _, spans, span = spans_of(heads, s)
-    tails = torch.nn.functional.pad(left, (0, spans * span * BLOCK - c * GROUP)).view(heads * r, spans, -1).sum(-1)
-    return listed_twin(flags.int(), tails)
-
-
 def spans_of(heads: int, s: int) -> tuple[int, int, int]:
     """How many blocks a head's tokens are, how many spans, and how many blocks are a span: fixed by the shape."""
     blocks = triton.cdiv(s, BLOCK)
     span = triton.cdiv(heads * blocks, _AT_ONCE)
     return blocks, triton.cdiv(blocks, span), span
-
-
-def listed_twin(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, draws: Draws | None = None) -> Chosen:
-    """Lists of tokens whose flags are not 0 but one more than the step of their odds; elsewhere in a list stands −1."""
-    heads, s = flags.shape
-    _, spans, span = spans_of(heads, s)
-    room = span * BLOCK
-    listed = torch.full((heads, spans, room), -1, dtype=torch.int32, device=flags.device)
-    flags = torch.nn.functional.pad(flags, (0, spans * room - s)).view(heads, spans, room)
-    for head, part in itertools.product(range(heads), range(spans)):
-        place = flags[head, part].nonzero()[:, 0]
-        steps = flags[head, part, place] - 1
-        listed[head, part, : len(place)] = (place + part * room).int() | steps << PLACES
-    return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, draws)

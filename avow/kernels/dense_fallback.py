@@ -14,15 +14,13 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.choice import Chosen
 from avow.kernels.chunking import padded
-from avow.kernels.finalize import Decoded, merged_twin
-from avow.kernels.gather_attention import attended_twin, blank_parts
-from avow.kernels.heads import by_head
+from avow.kernels.finalize import Decoded
+from avow.kernels.gather_attention import blank_parts
 from avow.kernels.merging import merge, rounding_of
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import interpreted
+from avow.kernels.tile_ops import by_head, interpreted
 from avow.kernels.work_partition import programs, share_of, shares, slots_of, span_of, tiles_again
 
 # Parts that one warp merges at once.
@@ -139,13 +137,7 @@ def _read_again(
 
 
 def read_again(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, most: Float32[Tensor, "b g"], scale: float, found: Decoded
 ) -> None:
     """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
 
@@ -186,25 +178,3 @@ def read_again(
         num_warps=WARPS,
         num_stages=3,
     )
-
-
-def read_again_twin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """The same in plain torch."""
-    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
-    heads = b * g
-    ill = ~found.within.view(heads, h // g).all(-1)
-    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int()[:, None] * s, None)
-    parts = attended_twin(q, k, v, whole, scale)
-    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
-    rows = ill.repeat_interleave(h // g).view(b, h)
-    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
-        mine[rows] = other[rows]

@@ -14,29 +14,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels import feature_kernels
-from avow.kernels.chunking import Cut, Sums, before_parts, cut_for, divided, padded, pieces_of
-from avow.kernels.linear_attention import blank, by_key_head, check, like_inputs, slopes
-from avow.kernels.tile_ops import Shape, interpreted, row_contiguous, view
+from avow.kernels import chunking, feature_kernels
+from avow.kernels.chunking import Cut, Layout, Sums, blank, by_key_head, check, divided, launch, padded
+from avow.kernels.linear_attention import slopes
+from avow.kernels.tile_ops import Shape, row_contiguous
 from avow.numerics.kernel_rounding import NEAR
 
 _LOG2E = math.log2(math.e)
-
-
-class Layout(NamedTuple):
-    """Features of a program, rows of a chunk, columns of values per program, warps, loads under way, and how many
-    programs a processor holds at once."""
-
-    features: int
-    chunk: int
-    columns: int
-    warps: int
-    stages: int
-    resident: int = 2
 
 
 def layout(m: int, d: int, e: int, kind: torch.dtype, of: str = "rows") -> Layout:
@@ -45,8 +32,8 @@ def layout(m: int, d: int, e: int, kind: torch.dtype, of: str = "rows") -> Layou
     Gradients have less room for loads under way than rows; sums of parts hold less in registers.
     """
     if kind != torch.bfloat16:
-        return Layout(min(padded(m), 32), 32, min(padded(e), 32), 4, 1)
-    chosen = Layout(min(padded(m), 64), 64, min(padded(e), 64), 4, 3 if of == "rows" else 2)
+        return Layout(32, min(padded(e), 32), 4, 1, features=min(padded(m), 32))
+    chosen = Layout(64, min(padded(e), 64), 4, 3 if of == "rows" else 2, features=min(padded(m), 64))
     if d > 64:
         return chosen._replace(stages=2) if d <= 128 else chosen._replace(stages=1, warps=8)
     return chosen._replace(chunk=128, stages=3) if of == "sums" else chosen
@@ -91,23 +78,8 @@ def numbers_of(scale: float, m: int) -> Numbers:
 @lru_cache
 def _shape(chosen: Layout, h: int, r: int, m: int, d: int, e: int, kind: torch.dtype, scale: float) -> Shape:
     """What all kernels of random features are compiled for."""
-    return Shape(
-        h,
-        r,
-        d,
-        padded(d),
-        e,
-        chosen.columns,
-        chosen.chunk,
-        # TF32 has the digits of float16; three products of it have nearly those of float32.
-        "tf32x3" if kind == torch.float32 else "tf32",
-        tl.bfloat16 if kind == torch.bfloat16 else tl.float32,
-        not interpreted(),
-        m,
-        chosen.features,
-        divided(m, chosen.features),
-        numbers_of(scale, m).power != 1,
-    )
+    blocks, scaled = divided(m, chosen.features), numbers_of(scale, m).power != 1
+    return chosen.shape(h, r, d, e, kind, M=m, MB=chosen.features, NB=blocks, SCALED=scaled)
 
 
 class FeatureMean(NamedTuple):
@@ -148,14 +120,14 @@ def _programs(heads: int, m: int, e: int, chosen: Layout) -> int:
 def _parts(q: Tensor, m: int, e: int) -> Cut:
     b, h, n, d = q.shape
     chosen = layout(m, d, e, q.dtype)
-    return cut_for(n, _programs(b * h, m, e, chosen), chosen.resident, q.device)
+    return chunking.cut_for(n, _programs(b * h, m, e, chosen), chosen.resident, q.device)
 
 
 def steps(q: Tensor, m: int, e: int) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
     (b, h, _, d), parts = q.shape, _parts(q, m, e)
     chosen = layout(m, d, e, q.dtype, "sums")
-    pieces = pieces_of(parts, _programs(b * h, m, e, chosen), chosen.resident)
+    pieces = chunking.pieces_of(parts, _programs(b * h, m, e, chosen), chosen.resident)
     # Through the sums of a part, those of all before it, and then the rows of another.
     return (
         divided(parts.length, pieces * chosen.chunk)
@@ -171,10 +143,10 @@ def _in_part(kind: torch.dtype) -> torch.dtype:
 
 def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
     """How long every row is."""
-    b, h, n, d = x.shape
-    out = x.new_empty(b, h, n, dtype=torch.float32)
-    shape = Shape(h, 1, d, padded(d), 0, 0, 128, "ieee", x_row=x.stride(2))
-    feature_kernels.row_lengths[(b * h, divided(n, 128))](view(x), out, n, S=shape, num_warps=4)
+    (b, h, n, d), layout = x.shape, Layout(128, 0, 4, 3)
+    (out,) = blank(x, (b, h, n))
+    grid, shape = (b * h, divided(n, layout.chunk)), layout.shape(h, 1, d, 0, x.dtype)
+    launch(feature_kernels.row_lengths, grid, {"x": x}, out, n, shape=shape, layout=layout)
     return out
 
 
@@ -191,39 +163,22 @@ def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Ten
 def _before(
     y: Float[Tensor, "b h n d"],
     z: Float[Tensor, "b h n e"],
-    lengths: Float32[Tensor, "b h n"],
-    lse: Float32[Tensor, "b h n"] | None,
-    slope: Float32[Tensor, "b h n"] | None,
+    rows: tuple[Tensor | None, Tensor | None, Tensor | None],
     parts: Cut,
     along: Float[Tensor, "m d"],
     scale: float,
     begin: Sums | None = None,
 ) -> Sums:
-    """Sums before each part over keys and values, or, given normalisers, from the end over rows and gradients."""
-    (b, h, n, d), e, m = y.shape, z.shape[3], along.shape[0]
-    chosen, reverse = layout(m, d, e, y.dtype, "sums"), lse is not None
-    programs = _programs(b * h, m, e, chosen)
-    pieces = pieces_of(parts, programs, chosen.resident)
-    many = parts.parts * pieces
-    found = Sums(*blank(y, (b * h, many, m, e), (b * h, many, m), (b * h, many)))
-    if parts.parts > 1:
-        shape = _shape(chosen, h, 1, m, d, e, y.dtype, scale)._replace(REVERSE=reverse, PIECES=pieces)
-        feature_kernels.feature_sums[(b * h, many, programs // (b * h))](
-            view(y),
-            view(z),
-            lengths,
-            lse,
-            slope,
-            along,
-            found,
-            numbers_of(scale, m),
-            n,
-            parts.length,
-            S=shape._replace(y_row=y.stride(2), z_row=z.stride(2)),
-            num_warps=chosen.warps,
-            num_stages=chosen.stages,
-        )
-    return before_parts(found, parts, begin, reverse, pieces)
+    """Sums before each part over keys and values, or from the end over rows and gradients.
+
+    `rows` are the lengths of y, and for sums from the end the normalisers of its rows and their slopes.
+    """
+    (b, h, _, d), e, m = y.shape, z.shape[3], along.shape[0]
+    chosen = layout(m, d, e, y.dtype, "sums")
+    pieces = chunking.pieces_of(parts, _programs(b * h, m, e, chosen), chosen.resident)
+    shape = _shape(chosen, h, 1, m, d, e, y.dtype, scale)._replace(REVERSE=rows[1] is not None, PIECES=pieces)
+    given = (*rows, along, numbers_of(scale, m))
+    return chunking.sums_before(feature_kernels.feature_sums, y, z, given, ((m,), ()), parts, shape, chosen, begin)
 
 
 @torch.library.custom_op("avow::feature_attention", mutates_args=())
@@ -240,41 +195,23 @@ def _forward(
     """Rows, their normalisers' logarithms, the final sums, what lies before each part, and lengths of rows and keys."""
     q, k, v = row_contiguous(q, k, v)
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
-    parts, short = _parts(q, m, e), shortened(directions, q.dtype)
+    parts, short, chosen = _parts(q, m, e), shortened(directions, q.dtype), layout(m, d, e, q.dtype)
     lengths = row_lengths(q), row_lengths(k)
     begin = None
     if initial is not None and initial_total is not None:
         begin = Sums(initial, initial_total, initial_top)
-    before = _before(k, v, lengths[1], None, None, parts, short.along, scale, begin)
-    chosen = layout(m, d, e, q.dtype)
+    before = _before(k, v, (lengths[1], None, None), parts, short.along, scale, begin)
     blocks = divided(m, chosen.features)
     numerators = q.new_empty(blocks, b, h, n, e, dtype=_in_part(q.dtype))
     normalisers, lse, sums, totals, tops = blank(q, (blocks, b, h, n), (b, h, n), (b, g, m, e), (b, g, m), (b, g))
-    shape = _shape(chosen, h, h // g, m, d, e, q.dtype, scale)
-    feature_kernels.feature_rows[(b * h, parts.parts, blocks * divided(e, chosen.columns))](
-        view(q),
-        view(k),
-        view(v),
-        None,
-        lengths,
-        lse,
-        None,
-        short,
-        before,
-        numerators,
-        normalisers,
-        Sums(sums, totals, tops),
-        numbers_of(scale, m),
-        n,
-        parts.length,
-        S=shape._replace(x_row=q.stride(2), y_row=k.stride(2), z_row=v.stride(2)),
-        num_warps=chosen.warps,
-        num_stages=chosen.stages,
-    )
+    known = None, lengths, lse, None, short, before
+    sizes = numbers_of(scale, m), n, parts.length
+    grid, shape = (b * h, parts.parts, _programs(1, m, e, chosen)), _shape(chosen, h, h // g, m, d, e, q.dtype, scale)
+    rows = *known, numerators, normalisers, Sums(sums, totals, tops), *sizes
+    launch(feature_kernels.feature_rows, grid, {"x": q, "y": k, "z": v}, *rows, shape=shape, layout=chosen)
     out = q.new_empty(b, h, n, e)
-    shape = shape._replace(EB=padded(e), C=64)
     feature_kernels.divide_shares[(divided(b * h * n, 64),)](
-        numerators, normalisers, lse, out, b * h * n, S=shape, num_warps=4
+        numerators, normalisers, lse, out, b * h * n, S=shape._replace(EB=padded(e), C=64), num_warps=4
     )
     assert before.tops is not None
     return out, lse, sums, totals, tops, before.sums, before.totals, before.tops, *lengths
@@ -291,54 +228,28 @@ def _(q, k, v, directions, scale, initial, initial_total, initial_top):
 
 @torch.library.custom_op("avow::feature_attention_backward", mutates_args=())
 def _backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor,
-    scale: float,
-    out: Tensor,
-    lse: Tensor,
-    sums: Tensor,
-    totals: Tensor,
-    tops: Tensor,
-    x_lengths: Tensor,
-    y_lengths: Tensor,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, held: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, from the directions, and what the forward pass returned but for the final sums."""
     gradient, q, k, v = row_contiguous(gradient, q, k, v)
+    directions, out, lse, *before, x_lengths, y_lengths = held
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     parts, short, slope = _parts(q, m, e), shortened(directions, q.dtype), slopes(gradient, out).slope
-    after = _before(q, gradient, x_lengths, lse, slope, parts, short.along, scale)
+    after = _before(q, gradient, (x_lengths, lse, slope), parts, short.along, scale)
     chosen = layout(m, d, e, q.dtype, "gradients")
-    blocks, columns = divided(m, chosen.features), divided(e, chosen.columns)
-    dq, dk = (q.new_empty(blocks * columns, b, h, n, d, dtype=_in_part(q.dtype)) for _ in range(2))
+    blocks, programs = divided(m, chosen.features), _programs(1, m, e, chosen)
+    dq, dk = (q.new_empty(programs, b, h, n, d, dtype=_in_part(q.dtype)) for _ in range(2))
     dv = q.new_empty(blocks, b, h, n, e, dtype=_in_part(q.dtype))
-    inputs = (*map(view, (q, k, v, gradient)), (x_lengths, y_lengths), lse, slope, short)
+    inputs, known = {"x": q, "y": k, "z": v, "g": gradient}, ((x_lengths, y_lengths), lse, slope, short)
     sizes = numbers_of(scale, m), n, parts.length
-    shape = _shape(chosen, h, h // g, m, d, e, q.dtype, scale)
-    shape = shape._replace(x_row=q.stride(2), y_row=k.stride(2), z_row=v.stride(2), g_row=gradient.stride(2))
-    grid, options = (b * h, parts.parts, blocks * columns), {"num_warps": chosen.warps, "num_stages": chosen.stages}
-    feature_kernels.feature_rows[grid](*inputs, Sums(sums, totals, tops), dq, None, None, *sizes, S=shape, **options)
-    feature_kernels.feature_key_gradients[grid](*inputs, after, dk, dv, *sizes, S=shape, **options)
+    grid, shape = (b * h, parts.parts, programs), _shape(chosen, h, h // g, m, d, e, q.dtype, scale)
+    rows, keys = (*known, Sums(*before), dq, None, None, *sizes), (*known, after, dk, dv, *sizes)
+    launch(feature_kernels.feature_rows, grid, inputs, *rows, shape=shape, layout=chosen)
+    launch(feature_kernels.feature_key_gradients, grid, inputs, *keys, shape=shape, layout=chosen)
     # What siblings add to a key is rounded once, too.
-    kept = torch.float32 if g != h else k.dtype
-    dk, dv = (by_key_head(added(x, kept), g).to(k.dtype) for x in (dk, dv))
+    dtype = torch.float32 if g != h else k.dtype
+    dk, dv = (by_key_head(added(x, dtype), g).to(k.dtype) for x in (dk, dv))
     return added(dq, q.dtype), dk, dv
 
 
-_backward.register_fake(like_inputs)
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:4], *output[:2], *output[5:])
-    ctx.scale = inputs[4]
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _gradients(ctx, gradient, *rest):
-    q, k, v, directions, *held = ctx.saved_tensors
-    return *_backward(gradient, q, k, v, directions, ctx.scale, *held), None, None, None, None, None
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+chunking.register_gradients(_forward, _backward, tensors=4, unused=(2, 3, 4))

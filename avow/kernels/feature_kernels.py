@@ -30,10 +30,12 @@ from avow.kernels.tile_ops import (
     chunk_of,
     exp2_near,
     filled,
+    load_state,
     piece_of,
     rows_at,
     short,
     span,
+    store_state,
     store_tile,
     tile,
 )
@@ -98,13 +100,7 @@ def _features(x, along, factor, power, below, feature, S: tl.constexpr):
 
 
 @triton.jit
-def _state_at(base, feature, column, S: tl.constexpr):
-    """Where a block of a state lies, one row for each column of values, and what of it is there."""
-    return base + feature[None, :] * S.E + column[:, None], (feature < S.M)[None, :] & (column < S.E)[:, None]
-
-
-@triton.jit
-def feature_sums(y, z, lengths, lse, slope, along, added, numbers, rows, length, S: tl.constexpr):
+def feature_sums(y, z, lengths, lse, slope, along, numbers, added, rows, length, S: tl.constexpr):
     """A piece of a part's sums over keys of features and values, or, in reverse, over rows of features and gradients.
 
     A row weighs 2^-lse, and counts in the totals with its slope.
@@ -116,9 +112,8 @@ def feature_sums(y, z, lengths, lse, slope, along, added, numbers, rows, length,
     if last:
         return
     start, many = piece_of(start, many, piece % S.PIECES, S.PIECES, S.C)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    y = rows_at(y, batch, own, start, S.y_row)
-    z = rows_at(z, batch, own, start, S.z_row)
+    y = rows_at(y, head, start, S.y_row, S.H)
+    z = rows_at(z, head, start, S.z_row, S.H)
     rest = head.to(tl.int64) * rows + start
     row, entry, feature = tl.arange(0, S.C), tl.arange(0, S.DP), own_features * S.MB + tl.arange(0, S.MB)
     column = block * S.EB + tl.arange(0, S.EB)
@@ -157,8 +152,7 @@ def feature_sums(y, z, lengths, lse, slope, along, added, numbers, rows, length,
         total = total * shrink + tl.sum(counted, 0)
         state = tl.dot(tl.trans(zs).to(S.KIND), keys, state * shrink, input_precision=S.PRECISION)
     place = head.to(tl.int64) * pieces + piece
-    at, inside = _state_at(added.sums + place * (S.M * S.E), feature, column, S)
-    tl.store(at, state, mask=inside)
+    store_state(added.sums + place * (S.M * S.E), state, feature[None, :], column[:, None], S.M, S.E)
     tl.store(added.totals + place * S.M + feature, total, mask=(feature < S.M) & (block == 0))
     tl.store(added.tops + place, top, mask=share == 0)
 
@@ -175,12 +169,12 @@ def feature_rows(
     own_features, block = share % S.NB, share // S.NB
     parts = tl.num_programs(1)
     start, many, final = span(part, parts, length, rows, False)
-    batch, own, group = (head // S.H).to(tl.int64), head % S.H, (head // S.R).to(tl.int64)
-    x = rows_at(x, batch, own, start, S.x_row)
-    y = rows_at(y, batch, own // S.R, start, S.y_row)
-    z = rows_at(z, batch, own // S.R, start, S.z_row)
+    group = (head // S.R).to(tl.int64)
+    x = rows_at(x, head, start, S.x_row, S.H)
+    y = rows_at(y, head, start, S.y_row, S.H, S.R)
+    z = rows_at(z, head, start, S.z_row, S.H, S.R)
     if g is not None:
-        g = rows_at(g, batch, own, start, S.g_row)
+        g = rows_at(g, head, start, S.g_row, S.H)
     rest, shared = head.to(tl.int64) * rows + start, group * rows + start
     row, entry, feature = tl.arange(0, S.C), tl.arange(0, S.DP), own_features * S.MB + tl.arange(0, S.MB)
     column = block * S.EB + tl.arange(0, S.EB)
@@ -191,8 +185,7 @@ def feature_rows(
         mine = (share * tl.num_programs(0)).to(tl.int64) * rows + rest
     else:
         mine = (own_features * tl.num_programs(0)).to(tl.int64) * rows + rest
-    at, inside = _state_at(before.sums + place * (S.M * S.E), feature, column, S)
-    state = tl.load(at, mask=inside, other=0.0)
+    state = load_state(before.sums + place * (S.M * S.E), feature[None, :], column[:, None], S.M, S.E)
     total = tl.load(before.totals + place * S.M + feature, mask=feature < S.M, other=0.0)
     top = tl.load(before.tops + place)
     for step in range(tl.cdiv(many, S.C)):
@@ -219,13 +212,13 @@ def feature_rows(
             queries = short(queries, S.KIND, S.FAST)
         keys = short(_features(ys, along, numbers.key_factor, numbers.power, below, feature, S), S.KIND, S.FAST)
         if g is None:
-            found = tl.dot(queries, tl.trans(state.to(S.KIND)), input_precision=S.PRECISION)
+            answer = tl.dot(queries, tl.trans(state.to(S.KIND)), input_precision=S.PRECISION)
             pairs = tl.dot(queries, tl.trans(keys), input_precision=S.PRECISION)
             pairs = tl.where(row[:, None] >= row[None, :], pairs, 0.0)
             # The same rounded features as in the mean: what rounding does to both hardly moves their quotient.
             divisor = tl.sum(queries.to(tl.float32) * total[None, :], 1) + tl.sum(pairs, 1)
-            found = tl.dot(pairs.to(S.KIND), zs, found, input_precision=S.PRECISION)
-            store_tile(out + (mine + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+            answer = tl.dot(pairs.to(S.KIND), zs, answer, input_precision=S.PRECISION)
+            store_tile(out + (mine + ahead) * S.E, S.E, row, column, left, answer, S.E, S.EB)
             tl.store(normalisers + mine + ahead + row, divisor, mask=(row < left) & (block == 0))
             tl.store(lse + rest + ahead + row, top + filled(0.0, S.C), mask=(row < left) & (share == 0))
         else:
@@ -235,14 +228,14 @@ def feature_rows(
             slopes = tl.dot(pull, keys, slopes, input_precision=S.PRECISION) + u[:, None] * total[None, :]
             # A row's weight, 2^(top - lse), is part of its features; a row that was lost has none.
             slopes *= _features(xs, along, numbers.factor, numbers.power, guess - weigh - top, feature, S)
-            found = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION) * (numbers.factor * _LN2)
-            store_tile(out + (mine + ahead) * S.D, S.D, row, entry, left, found, S.D, S.DP)
+            answer = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION)
+            answer = answer * (numbers.factor * _LN2)
+            store_tile(out + (mine + ahead) * S.D, S.D, row, entry, left, answer, S.D, S.DP)
         state = tl.dot(tl.trans(zs), keys, state, input_precision=S.PRECISION)
         total += tl.sum(keys.to(tl.float32), 0)
     if last is not None:
         if final and (head % S.R) == 0:
-            at, inside = _state_at(last.sums + group * (S.M * S.E), feature, column, S)
-            tl.store(at, state, mask=inside)
+            store_state(last.sums + group * (S.M * S.E), state, feature[None, :], column[:, None], S.M, S.E)
             tl.store(last.totals + group * S.M + feature, total, mask=(feature < S.M) & (block == 0))
             tl.store(last.tops + group, top, mask=share == 0)
 
@@ -256,11 +249,10 @@ def feature_key_gradients(
     own_features, block = share % S.NB, share // S.NB
     parts, heads = tl.num_programs(1), tl.num_programs(0)
     start, many, _last = span(part, parts, length, rows, True)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    x = rows_at(x, batch, own, start, S.x_row)
-    g = rows_at(g, batch, own, start, S.g_row)
-    y = rows_at(y, batch, own // S.R, start, S.y_row)
-    z = rows_at(z, batch, own // S.R, start, S.z_row)
+    x = rows_at(x, head, start, S.x_row, S.H)
+    g = rows_at(g, head, start, S.g_row, S.H)
+    y = rows_at(y, head, start, S.y_row, S.H, S.R)
+    z = rows_at(z, head, start, S.z_row, S.H, S.R)
     rest, shared = head.to(tl.int64) * rows + start, (head // S.R).to(tl.int64) * rows + start
     dk += ((share * heads + head).to(tl.int64) * rows + start) * S.D
     dv += ((own_features * heads + head).to(tl.int64) * rows + start) * S.E
@@ -269,8 +261,7 @@ def feature_key_gradients(
     place = head.to(tl.int64) * parts + part
     along = _columns(directions.along, feature, entry, S)
     back = _columns(directions.back, feature, entry, S)
-    at, inside = _state_at(after.sums + place * (S.M * S.E), feature, column, S)
-    state = tl.load(at, mask=inside, other=0.0)
+    state = load_state(after.sums + place * (S.M * S.E), feature[None, :], column[:, None], S.M, S.E)
     # Totals are of slopes, which count once.
     total = tl.load(after.totals + place * S.M + feature, mask=(feature < S.M) & (block == 0), other=0.0)
     top = tl.load(after.tops + place)
@@ -303,9 +294,9 @@ def feature_key_gradients(
         slopes = tl.dot(zs, state.to(S.KIND), input_precision=S.PRECISION)
         slopes = tl.dot(pull, queries, slopes, input_precision=S.PRECISION) + total[None, :]
         slopes = slopes * keys.to(tl.float32)
-        found = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION) * numbers.key_factor
-        found = (found - (2 * numbers.half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
-        store_tile(dk + ahead * S.D, S.D, row, entry, left, found, S.D, S.DP)
+        gradient = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION) * numbers.key_factor
+        gradient = (gradient - (2 * numbers.half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
+        store_tile(dk + ahead * S.D, S.D, row, entry, left, gradient, S.D, S.DP)
         pairs = tl.where(seen, tl.dot(keys, tl.trans(queries), input_precision=S.PRECISION), 0.0)
         values = tl.dot(keys, tl.trans(state.to(S.KIND)), input_precision=S.PRECISION)
         values = tl.dot(pairs.to(S.KIND), gs, values, input_precision=S.PRECISION)
@@ -319,18 +310,18 @@ def divide_shares(numerators, normalisers, lse, out, count, S: tl.constexpr):
     """Rows from the shares of all blocks of features; the logarithms of their normalisers replace the tops in `lse`."""
     row, column = tl.program_id(0).to(tl.int64) * S.C + tl.arange(0, S.C), tl.arange(0, S.EB)
     there = (row < count)[:, None] & (column < S.E)[None, :]
-    found = filled(0.0, S.C, S.EB)
+    numerator = filled(0.0, S.C, S.EB)
     divisor = filled(0.0, S.C)
     NB: tl.constexpr = S.NB
     for block in tl.static_range(NB):
         one = block * count.to(tl.int64) + row
-        found += tl.load(numerators + one[:, None] * S.E + column[None, :], mask=there, other=0.0).to(tl.float32)
+        numerator += tl.load(numerators + one[:, None] * S.E + column[None, :], mask=there, other=0.0).to(tl.float32)
         divisor += tl.load(normalisers + one, mask=row < count, other=1.0)
     # Neither nan nor inf is below anything.
     sound = (divisor > _TINY) & (divisor < 1 / _TINY)
     divisor = tl.where(sound, divisor, 1.0)
     tl.store(
-        out + row[:, None] * S.E + column[None, :], (found / divisor[:, None]).to(out.dtype.element_ty), mask=there
+        out + row[:, None] * S.E + column[None, :], (numerator / divisor[:, None]).to(out.dtype.element_ty), mask=there
     )
     highest = tl.load(lse + row, mask=row < count, other=0.0)
     tl.store(lse + row, tl.where(sound, tl.log2(divisor) + highest, float("inf")), mask=row < count)
@@ -342,11 +333,11 @@ def add_shares(shares, out, rows, WIDTH: tl.constexpr, NB: tl.constexpr, MANY: t
     count = rows.to(tl.int64) * WIDTH
     start = tl.program_id(0).to(tl.int64) * MANY
     place, left = tl.arange(0, MANY), count - start
-    found = tl.zeros((MANY,), tl.float32)
+    total = tl.zeros((MANY,), tl.float32)
     for block in tl.static_range(NB):
         own = shares + (block * count + start) + place
-        found += tl.load(own, mask=place < left, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    tl.store(out + start + place, found.to(out.dtype.element_ty), mask=place < left)
+        total += tl.load(own, mask=place < left, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    tl.store(out + start + place, total.to(out.dtype.element_ty), mask=place < left)
 
 
 @triton.jit
@@ -355,6 +346,6 @@ def row_lengths(x, out, rows, S: tl.constexpr):
     head = tl.program_id(0)
     start = tl.program_id(1).to(tl.int64) * S.C
     row, entry, left = tl.arange(0, S.C), tl.arange(0, S.DP), rows - start
-    x = rows_at(x, (head // S.H).to(tl.int64), head % S.H, start, S.x_row)
+    x = rows_at(x, head, start, S.x_row, S.H)
     xs = tile(x, S.x_row, row, entry, left, S.D, S.DP).to(tl.float32)
     tl.store(out + head.to(tl.int64) * rows + start + row, tl.sqrt(tl.sum(xs * xs, 1)), mask=row < left)

@@ -15,13 +15,11 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.choice import Chosen
 from avow.kernels.chunking import padded
-from avow.kernels.heads import by_head
-from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import interpreted
-from avow.kernels.work_partition import programs, share_of, shares, span_of, tiles_listed, tiles_of
+from avow.kernels.tile_ops import by_head, interpreted
+from avow.kernels.work_partition import programs, share_of, shares, span_of, tiles_listed
 
 
 class Parts(NamedTuple):
@@ -169,39 +167,3 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
     )
     return parts
-
-
-def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
-    """The same in plain torch; what no program writes is nan."""
-    b, h, d = q.shape
-    g, s, e = v.shape[1:]
-    r, count = h // g, programs(b * g, s)
-    peak, total, values, square, light, heavy = (
-        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
-    )
-    tiles, share = tiles_of(chosen, count)
-    before = 0
-    for head, own in enumerate(tiles):
-        rows = q.reshape(b * g, r, d)[head].float()
-        for program in range(before // share, (before + len(own) - 1) // share + 1 if len(own) else 0):
-            places = own[max(program * share - before, 0) : program * share + share - before].flatten().long()
-            places = places[places >= 0]
-            rare = places >> PLACES if chosen.draws is not None else torch.zeros_like(places)
-            places = places - (rare << PLACES)
-            odds = ((127 << 23) - (rare << 20)).int().view(torch.float32)
-            keys, carried = (x[head // g, head % g, places].float() for x in (k, v))
-            logits = rows @ keys.T * (scale * math.log2(math.e)) - odds.log2()
-            slot = program + head
-            peak[slot] = logits.amax(-1)
-            weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
-            total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
-            if chosen.draws is not None:
-                length = chosen.draws.lengths[head, places].float() / chosen.draws.nu[head]
-                slanted = (length.square() + 1).sqrt()
-                rim, fine = chosen.draws.rims[head * r : head * r + r, :, None].unbind(1)
-                term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))
-                light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
-                heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
-        before += len(own)
-    found = Parts(peak, total, values, square)
-    return found if chosen.draws is None else found._replace(light=light, heavy=heavy)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS, STEPS
+from avow.kernels.step_constants import BINS
 from avow.numerics.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
@@ -106,24 +105,3 @@ def counted(terms: Terms) -> Counted:
     known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts)
     counting[layout.grid](*known, masses, *layout.numbers, **layout.constants, num_warps=WARPS)
     return Counted(terms.counts, masses)
-
-
-def counted_twin(terms: Terms) -> Counted:
-    """The same in plain torch; masses in one part."""
-    heads, c, r = terms.top.shape
-    top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    stride = stride_of(c)
-    number = torch.arange(triton.cdiv(c, stride), device=top.device)
-    group = number * stride + number * 5 % stride
-    below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
-    bins = (below // WIDTH).clamp(max=BINS - 1).long()
-    counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
-    mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
-    return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
-
-
-def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
-    """How many steps each term is below its head's largest."""
-    heads, c, r = terms.top.shape
-    top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    return terms.widest[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()

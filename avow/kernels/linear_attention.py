@@ -26,57 +26,33 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.errors import DtypeError, ShapeError
-from avow.kernels.chunking import Cut, Sums, before_parts, cut_for, divided, padded, pieces_of
+from avow.kernels import chunking, tile_ops
+from avow.kernels.chunking import Cut, Layout, Sums, blank, by_key_head, check, cut_for, divided, launch, padded
 from avow.kernels.tile_ops import (
     TINY,
-    Shape,
-    as_columns,
-    as_rows,
     chunk_of,
-    columns_grown,
-    columns_weighted,
     filled,
-    from_columns,
     into,
+    load_state,
     piece_of,
     row_contiguous,
     rows_at,
-    rows_grown,
-    rows_weighted,
     span,
+    store_state,
     store_tile,
     tile,
-    view,
-    within,
 )
 
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Beyond this many numbers in a row, a state has no room in registers.
-_WIDEST = 512
 # Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; α = 1, β = w u.
 PLAIN, NORMALISED, ROWS, COLUMNS = 0, 1, 2, 3
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
-# Products of float32 as three of TF32: within a few units of float32, at tensor cores' speed.
-_PRECISION = "tf32x3"
-
-
-class Config(NamedTuple):
-    """How a scan is laid out: rows of a chunk, columns of values per program, warps, loads under way, and how many
-    programs a processor holds at once."""
-
-    chunk: int
-    columns: int
-    warps: int
-    stages: int
-    resident: int
 
 
 # Layouts for keys of 65 to 128 numbers of 16 bits: of scans, of those without normalisers, and of sums of parts.
-WIDE, WIDE_PLAIN, WIDE_SUMS = Config(64, 64, 4, 4, 1), Config(64, 128, 4, 4, 1), Config(64, 128, 8, 3, 2)
+WIDE, WIDE_PLAIN, WIDE_SUMS = Layout(64, 64, 4, 4, 1), Layout(64, 128, 4, 4, 1), Layout(64, 128, 8, 3, 2)
 
 
-def config(m: int, e: int, itemsize: int, plain: bool = True) -> Config:
+def config(m: int, e: int, itemsize: int, plain: bool = True) -> Layout:
     """The layout for keys of m numbers and values of e: the largest state that stays in registers.
 
     Where normalisers go with the sums, not everything is `plain`, and there is less room.
@@ -84,17 +60,17 @@ def config(m: int, e: int, itemsize: int, plain: bool = True) -> Config:
     m, e = padded(m), padded(e)
     if itemsize == 4:
         if m > 128:
-            return Config(16, min(e, 16), 8, 1, 1)
-        return Config(64, min(e, 32), 4, 2, 2) if m <= 64 else Config(32, min(e, 32), 8, 2, 1)
+            return Layout(16, min(e, 16), 8, 1, 1)
+        return Layout(64, min(e, 32), 4, 2, 2) if m <= 64 else Layout(32, min(e, 32), 8, 2, 1)
     if m <= 64:
-        return Config(64, min(e, 64), 4, 4, 2)
+        return Layout(64, min(e, 64), 4, 4, 2)
     if m <= 128:
         wide = WIDE_PLAIN if plain else WIDE
         return wide._replace(columns=min(e, wide.columns))
-    return Config(64 if m <= 256 else 32, min(e, 16384 // m), 8, 2, 1)
+    return Layout(64 if m <= 256 else 32, min(e, 16384 // m), 8, 2, 1)
 
 
-def config_of_sums(m: int, e: int, itemsize: int) -> Config:
+def config_of_sums(m: int, e: int, itemsize: int) -> Layout:
     """The layout of sums of parts, which have more room in registers: wide keys are read once for all columns."""
     if itemsize == 2 and 64 < m <= 128:
         return WIDE_SUMS._replace(columns=min(padded(e), WIDE_SUMS.columns))
@@ -118,13 +94,12 @@ def part_sums(y, z, slope, added, rows, length, S: tl.constexpr):
     if last:
         return
     start, many = piece_of(start, many, piece % S.PIECES, S.PIECES, S.C)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    y = rows_at(y, batch, own, start, S.y_row)
-    z = rows_at(z, batch, own, start, S.z_row)
+    y = rows_at(y, head, start, S.y_row, S.H)
+    z = rows_at(z, head, start, S.z_row, S.H)
     rest = head.to(tl.int64) * rows + start
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.DP), block * S.EB + tl.arange(0, S.EB)
     state = filled(0.0, S.DP, S.EB)
-    total = as_columns(filled(0.0, S.DP), y.dtype.element_ty)
+    total = tile_ops.as_columns(filled(0.0, S.DP), y.dtype.element_ty)
     steps = tl.cdiv(many, S.C)
     for step in range(steps):
         chunk = chunk_of(step, steps, not S.REVERSE)
@@ -134,41 +109,38 @@ def part_sums(y, z, slope, added, rows, length, S: tl.constexpr):
         zs = tile(z + ahead * S.z_row, S.z_row, row, column, left, S.E, S.EB)
         if S.MODE == _COLUMNS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
-            total = columns_weighted(total, ys, u)
+            total = tile_ops.columns_grown(total, ys, u)
         if S.MODE == _NORMALISED:
-            total = columns_grown(total, ys)
+            total = tile_ops.columns_grown(total, ys)
         state = tl.dot(tl.trans(ys), zs, state, input_precision=S.PRECISION)
     place = head.to(tl.int64) * pieces + piece
     store_tile(added.sums + place * (S.D * S.E), S.E, feature, column, S.D, state, S.E, S.EB)
     if S.MODE == _NORMALISED or S.MODE == _COLUMNS:
-        tl.store(added.totals + place * S.D + feature, from_columns(total), mask=(feature < S.D) & (block == 0))
+        tl.store(
+            added.totals + place * S.D + feature, tile_ops.from_columns(total), mask=(feature < S.D) & (block == 0)
+        )
 
 
 @triton.jit
-def part_rows(x, y, z, weight, slope, before, out, norm, last, rows, length, TURNED: tl.constexpr, S: tl.constexpr):
+def part_rows(x, y, z, weight, slope, before, out, norm, last, rows, length, S: tl.constexpr):
     """The rows of one part; normalised ones also leave the sums after the last row."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, final = span(part, parts, length, rows, S.REVERSE)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    x = rows_at(x, batch, own // S.RX, start, S.x_row)
-    y = rows_at(y, batch, own // S.R, start, S.y_row)
-    z = rows_at(z, batch, own // S.R, start, S.z_row)
+    x = rows_at(x, head, start, S.x_row, S.H, S.RX)
+    y = rows_at(y, head, start, S.y_row, S.H, S.R)
+    z = rows_at(z, head, start, S.z_row, S.H, S.R)
     rest = head.to(tl.int64) * rows + start
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.DP), block * S.EB + tl.arange(0, S.EB)
     group = (head // S.R).to(tl.int64)
     place = group * parts + part
-    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
-    entry = feature[:, None] * S.E + column[None, :]
-    if TURNED:
-        entry = feature[:, None] + column[None, :] * S.D
-    state = tl.load(before.sums + place * (S.D * S.E) + entry, mask=inside, other=0.0)
+    state = load_state(before.sums + place * (S.D * S.E), feature[:, None], column[None, :], S.D, S.E, S.TURNED)
     if S.MODE == _NORMALISED:
         held = tl.load(before.totals + place * S.D + feature, mask=feature < S.D, other=0.0)
-        total = as_columns(held, y.dtype.element_ty)
+        total = tile_ops.as_columns(held, y.dtype.element_ty)
     if S.MODE == _ROWS or S.MODE == _COLUMNS:
         held = tl.load(before.totals + place * S.E + column, mask=column < S.E, other=0.0)
-        total = as_rows(held, S.C, z.dtype.element_ty)
+        total = tile_ops.as_rows(held, S.C, z.dtype.element_ty)
     if S.REVERSE:
         seen = row[:, None] <= row[None, :]
     else:
@@ -182,35 +154,36 @@ def part_rows(x, y, z, weight, slope, before, out, norm, last, rows, length, TUR
         ys = tile(y + ahead * S.y_row, S.y_row, row, feature, left, S.D, S.DP)
         zs = tile(z + ahead * S.z_row, S.z_row, row, column, left, S.E, S.EB)
         pairs = tl.dot(xs, tl.trans(ys), input_precision=S.PRECISION)
-        found = into(xs, state, S)
+        answer = into(xs, state, S)
         if S.MODE == _ROWS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
             pairs += u[:, None]
-            found += u[:, None] * total
-            total = rows_grown(total, zs)
+            answer += u[:, None] * total
+            total = tile_ops.rows_grown(total, zs)
         if S.MODE == _COLUMNS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
             pairs += u[None, :]
-            found += total
+            answer += total
         pairs = tl.where(seen, pairs, 0.0)
-        found = tl.dot(pairs.to(xs.dtype), zs, found, input_precision=S.PRECISION)
+        answer = tl.dot(pairs.to(xs.dtype), zs, answer, input_precision=S.PRECISION)
         if S.MODE == _NORMALISED:
-            divisor = tl.sum(pairs, 1) + within(xs, total)
-            total = columns_grown(total, ys)
+            divisor = tl.sum(pairs, 1) + tile_ops.within(xs, total)
+            total = tile_ops.columns_grown(total, ys)
             tl.store(norm + rest + ahead + row, divisor, mask=(row < left) & (block == 0))
-            found = found * (1 / tl.where(tl.abs(divisor) < TINY, 1.0, divisor))[:, None]
+            answer = answer * (1 / tl.where(tl.abs(divisor) < TINY, 1.0, divisor))[:, None]
         if S.MODE == _COLUMNS:
-            total = rows_weighted(total, zs, u)
+            total = tile_ops.rows_grown(total, zs, u)
         if S.MODE == _ROWS:
-            found = found * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
+            answer = answer * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
         state = tl.dot(tl.trans(ys), zs, state, input_precision=S.PRECISION)
-        store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+        store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, answer, S.E, S.EB)
     # Without these stores the loop spills twice as many registers: 128-wide keys took 1.98 ms on an H200, not 1.22.
     if S.MODE == _NORMALISED:
         if final and (head % S.R) == 0:
-            entry = feature[:, None] * S.E + column[None, :]
-            tl.store(last.sums + group * (S.D * S.E) + entry, state, mask=inside)
-            tl.store(last.totals + group * S.D + feature, from_columns(total), mask=(feature < S.D) & (block == 0))
+            store_state(last.sums + group * (S.D * S.E), state, feature[:, None], column[None, :], S.D, S.E)
+            tl.store(
+                last.totals + group * S.D + feature, tile_ops.from_columns(total), mask=(feature < S.D) & (block == 0)
+            )
 
 
 @triton.jit
@@ -220,7 +193,7 @@ def row_slopes(gradient, out, norm, slope, weight, weighted, weighted_slope, row
     inside = (row < rows)[:, None] & (column < S.E)[None, :]
     away, place = row[:, None].to(tl.int64), own * rows + row
     there = own * rows * S.E + away * S.E + column[None, :]
-    base = rows_at(gradient, own // S.H, own % S.H, 0, 0)
+    base = rows_at(gradient, own, 0, 0, S.H)
     g = tl.load(base + away * S.g_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
     o = tl.load(out + there, mask=inside, other=0.0).to(tl.float32)
     u = -tl.sum(g * o, 1)
@@ -235,10 +208,6 @@ def row_slopes(gradient, out, norm, slope, weight, weighted, weighted_slope, row
     tl.store(slope + place, u, mask=row < rows)
 
 
-def _shape(chosen: Config, h: int, r: int, m: int, e: int) -> Shape:
-    return Shape(h, r, m, padded(m), e, chosen.columns, chosen.chunk, _PRECISION)
-
-
 def before(
     y: Float[Tensor, "b h n m"],
     z: Float[Tensor, "b h n e"],
@@ -248,19 +217,11 @@ def before(
     slope: Float32[Tensor, "b h n"] | None = None,
 ) -> Sums:
     """Sums over all rows before each part; `reverse` counts from the end."""
-    (b, h, n, m), e = y.shape, z.shape[-1]
-    chosen = config_of_sums(m, e, y.element_size())
-    columns = divided(e, chosen.columns)
-    pieces = pieces_of(parts, b * h * columns, chosen.resident)
-    many = parts.parts * pieces
-    added = Sums(*blank(y, (b * h, many, m, e), (b * h, many, m if mode != PLAIN else 0)))
-    if parts.parts > 1:
-        shape = _shape(chosen, h, 1, m, e)._replace(MODE=mode, REVERSE=reverse, PIECES=pieces)
-        shape = shape._replace(y_row=y.stride(2), z_row=z.stride(2))
-        part_sums[(b * h, many, columns)](
-            view(y), view(z), slope, added, n, parts.length, S=shape, num_warps=chosen.warps, num_stages=chosen.stages
-        )
-    return before_parts(added, parts, reverse=reverse, pieces=pieces)
+    (b, h, _, m), e = y.shape, z.shape[-1]
+    layout = config_of_sums(m, e, y.element_size())
+    pieces = chunking.pieces_of(parts, b * h * divided(e, layout.columns), layout.resident)
+    shape = layout.shape(h, 1, m, e, y.dtype, MODE=mode, REVERSE=reverse, PIECES=pieces)
+    return chunking.sums_before(part_sums, y, z, (slope,), ((m if mode != PLAIN else 0,),), parts, shape, layout)
 
 
 def scanned(
@@ -274,37 +235,23 @@ def scanned(
     turned: bool = False,
     weight: Float32[Tensor, "b h n"] | None = None,
     slope: Float32[Tensor, "b h n"] | None = None,
-    kept: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
     plain: bool = True,
 ) -> tuple[Float[Tensor, "b h n e"], Float32[Tensor, "b h n"]]:
-    """Every row's sum over the rows up to it, of type `kept`, and its normaliser; `turned` states are those of z yᵀ.
+    """Every row's sum over the rows up to it, of type `dtype`, and its normaliser; `turned` states are those of z yᵀ.
 
     Parts that others than `plain` scans go through, too, are longer: fewer columns are taken at a time.
     """
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
-    chosen = config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
-    out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
-    norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
+    layout = config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
+    out = x.new_empty(b, h, n, e, dtype=x.dtype if dtype is None else dtype)
+    (norm,) = blank(x, (b, h, n if mode == NORMALISED else 0))
     last = Sums(*blank(x, (b, hy, m, e), (b, hy, m))) if mode == NORMALISED else None
-    shape = _shape(chosen, h, h // hy, m, e)._replace(MODE=mode, REVERSE=reverse, RX=h // hx)
-    part_rows[(b * h, parts.parts, divided(e, chosen.columns))](
-        view(x),
-        view(y),
-        view(z),
-        weight,
-        slope,
-        known,
-        out,
-        norm,
-        last,
-        n,
-        parts.length,
-        TURNED=turned,
-        S=shape._replace(x_row=x.stride(2), y_row=y.stride(2), z_row=z.stride(2)),
-        num_warps=chosen.warps,
-        num_stages=chosen.stages,
-    )
+    shape = layout.shape(h, h // hy, m, e, x.dtype, MODE=mode, REVERSE=reverse, TURNED=turned, RX=h // hx)
+    others = weight, slope, known, out, norm, last, n, parts.length
+    grid = (b * h, parts.parts, divided(e, layout.columns))
+    launch(part_rows, grid, {"x": x, "y": y, "z": z}, *others, shape=shape, layout=layout)
     return out, norm
 
 
@@ -322,13 +269,13 @@ def slopes(
 ) -> Slopes:
     """How the rows of a normalised mean depend on their normalisers, as gradients of keys and values need it."""
     b, h, n, e = out.shape
-    slope = out.new_empty(b, h, n, dtype=torch.float32)
-    found = Slopes(slope)
+    result = Slopes(out.new_empty(b, h, n, dtype=torch.float32))
     if norm is not None:
-        found = Slopes(slope, torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
-    shape = Shape(h, 1, 0, 0, e, padded(e), 64, _PRECISION, g_row=gradient.stride(2))
-    row_slopes[(b * h, max(1, divided(n, 64)))](view(gradient), out, norm, *found, n, S=shape, num_warps=4)
-    return found
+        result = Slopes(result.slope, torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
+    layout = Layout(64, padded(e), 4, 3)
+    grid, shape = (b * h, max(1, divided(n, layout.chunk))), layout.shape(h, 1, 0, e, out.dtype)
+    launch(row_slopes, grid, {"g": gradient}, out, norm, *result, n, shape=shape, layout=layout)
+    return result
 
 
 def linear_attention(
@@ -337,22 +284,6 @@ def linear_attention(
     """What every row collects from the keys up to its own; query heads that share a key head lie beside each other."""
     check(q, k, v)
     return _forward(q, k, v, normalise)[0]
-
-
-def check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse what no kernel here can do."""
-    if q.dtype not in TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        kinds, rule = f"{q.dtype}, {k.dtype}, {v.dtype}", "must be one of the 16-bit types, or float32"
-        raise DtypeError("types of q, k, v", kinds, rule, "convert them to one")
-    if q.shape[1] % max(k.shape[1], 1) or not k.shape[1]:
-        rule = f"must be a multiple of the {k.shape[1]} key heads"
-        raise ShapeError("heads of q", q.shape[1], rule, "repeat keys and values for some of the query heads")
-    if q.shape[2] != k.shape[2] or k.shape[2] != v.shape[2]:
-        lengths, rule = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}", "must be the same number"
-        raise ShapeError("lengths of q, k, v", lengths, rule, "row i sees keys up to i: pass one key for each query")
-    if max(q.shape[3], v.shape[3]) > _WIDEST:
-        widths, rule = f"{q.shape[3]}, {v.shape[3]}", f"must be at most {_WIDEST}"
-        raise ShapeError("widths of k, v", widths, rule, "split the values by columns, or use fewer features")
 
 
 @torch.library.custom_op("avow::linear_attention", mutates_args=())
@@ -374,57 +305,22 @@ def _(q, k, v, normalise):
 
 @torch.library.custom_op("avow::linear_attention_backward", mutates_args=())
 def _backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    norm: Tensor,
-    sums: Tensor,
-    totals: Tensor,
-    normalise: bool,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, held: list[Tensor], normalise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, from all that the forward pass returned."""
     gradient, q, k, v = row_contiguous(gradient, q, k, v)
+    out, norm, *sums = held
     parts = cut(q, v.shape[3], normalise)
     rows, columns = (ROWS, COLUMNS) if normalise else (PLAIN, PLAIN)
     slope, weight, weighted, weighted_slope = slopes(gradient, out, norm) if normalise else Slopes(None)
     weighted = gradient if weighted is None else weighted
-    dq, _ = scanned(gradient, v, k, Sums(sums, totals), parts, rows, False, True, weight, slope)
+    dq, _ = scanned(gradient, v, k, Sums(*sums), parts, rows, False, True, weight, slope)
     known = before(q, weighted, parts, columns, True, weighted_slope)
     # Sums over the heads that share a key head are rounded once.
-    kept = q.dtype if q.shape[1] == k.shape[1] else torch.float32
-    dv, _ = scanned(k, q, weighted, known, parts, PLAIN, True, kept=kept, plain=not normalise)
-    dk, _ = scanned(v, weighted, q, known, parts, columns, True, True, None, weighted_slope, kept)
+    dtype = q.dtype if q.shape[1] == k.shape[1] else torch.float32
+    dv, _ = scanned(k, q, weighted, known, parts, PLAIN, True, dtype=dtype, plain=not normalise)
+    dk, _ = scanned(v, weighted, q, known, parts, columns, True, True, None, weighted_slope, dtype)
     return dq, by_key_head(dk, k.shape[1]).to(k.dtype), by_key_head(dv, k.shape[1]).to(v.dtype)
 
 
-def like_inputs(gradient, q, k, v, *rest):
-    """Room for gradients of q, k and v: all that tracing needs to know of how they are computed."""
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-_backward.register_fake(like_inputs)
-
-
-def blank(q: Tensor, *shapes: tuple[int | torch.SymInt, ...]) -> list[Float32[Tensor, "..."]]:
-    """Room for numbers of float32, of some shapes."""
-    return [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
-
-
-def by_key_head(x: Tensor, groups: int) -> Tensor:
-    """Sums over the query heads of each key head."""
-    return x if x.shape[1] == groups else x.unflatten(1, (groups, x.shape[1] // groups)).sum(2)
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], *output)
-    ctx.normalise = inputs[3]
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _gradients(ctx, gradient, *rest):
-    return *_backward(gradient, *ctx.saved_tensors, ctx.normalise), None
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+chunking.register_gradients(_forward, _backward)

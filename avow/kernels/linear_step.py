@@ -17,8 +17,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.chunking import Sums, divided, padded
-from avow.kernels.linear_attention import blank
+from avow.kernels.chunking import Sums, blank, divided, padded
 from avow.kernels.tile_ops import LOWEST, TINY, Shape, filled
 
 _LOG2E = tl.constexpr(math.log2(math.e))
@@ -41,16 +40,16 @@ class _Prepared(NamedTuple):
 @triton.jit
 def _projected(x, head, heads, directions, feature, S: tl.constexpr):
     """Products of some heads' rows with all directions, and the rows' squared lengths."""
-    found, square = filled(0.0, S.C, S.MB), filled(0.0, S.C)
+    products, square = filled(0.0, S.C, S.MB), filled(0.0, S.C)
     for start in range(0, S.D, S.DP):
         entry = start + tl.arange(0, S.DP)
         there = (head < heads)[:, None] & (entry < S.D)[None, :]
         row = tl.load(x + head[:, None] * S.D + entry[None, :], mask=there, other=0.0).to(tl.float32)
         inside = (entry < S.D)[:, None] & (feature < S.M)[None, :]
         along = tl.load(directions + feature[None, :] * S.D + entry[:, None], mask=inside, other=0.0)
-        found = tl.dot(row, along, found, input_precision=S.PRECISION)
+        products = tl.dot(row, along, products, input_precision=S.PRECISION)
         square += tl.sum(row * row, 1)
-    return found, square
+    return products, square
 
 
 @triton.jit(do_not_specialize=["heads"])
@@ -115,7 +114,7 @@ def _stepped(state, v, token, out, R: tl.constexpr, RP: tl.constexpr, S: tl.cons
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, sibling = block * S.EB + tl.arange(0, S.EB), tl.arange(0, RP)
     value = tl.load(v + head * S.E + column, mask=column < S.E, other=0.0).to(tl.float32)
-    found = filled(0.0, RP, S.EB)
+    answers = filled(0.0, RP, S.EB)
     for start in range(0, S.M, S.MB):
         feature = start + tl.arange(0, S.MB)
         inside = (feature < S.M)[:, None] & (column < S.E)[None, :]
@@ -128,9 +127,9 @@ def _stepped(state, v, token, out, R: tl.constexpr, RP: tl.constexpr, S: tl.cons
         for r in tl.static_range(R):
             row = tl.load(token.rows + (head * R + r) * S.M + feature, mask=feature < S.M, other=0.0)
             part = tl.sum(sums * row[:, None], 0)
-            found += tl.where((sibling == r)[:, None], part[None, :], 0.0)
+            answers += tl.where((sibling == r)[:, None], part[None, :], 0.0)
     goal = out + (head * R + sibling)[:, None] * S.E + column[None, :]
-    tl.store(goal, found.to(out.dtype.element_ty), mask=(sibling < R)[:, None] & (column < S.E)[None, :])
+    tl.store(goal, answers.to(out.dtype.element_ty), mask=(sibling < R)[:, None] & (column < S.E)[None, :])
 
 
 def _room(q: Tensor, groups: int, m: int) -> _Prepared:

@@ -15,10 +15,10 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.histogram import WARPS, WIDTH, counted_twin, counting, counting_of, stride_of
+from avow.kernels.histogram import WARPS, WIDTH, counting, counting_of
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS, LIMIT, STEPS
+from avow.kernels.step_constants import BINS, LIMIT
 from avow.numerics.rounding import unit
 
 _BINS, _LIMIT, _WIDTH = (tl.constexpr(number) for number in (BINS, LIMIT, WIDTH))
@@ -34,15 +34,7 @@ _ROOM = 8.0
 
 
 @triton.jit
-def _plan(
-    expected,
-    behind,
-    highest,
-    aim,
-    slim,
-    mean_log,
-    log,
-):
+def _plan(expected, behind, highest, aim, slim, mean_log, log):
     """Steps below the largest term, `highest`, that a row's rim is at, and octaves below which a term is light.
 
     `behind` are the terms of each bin and all after it, `aim` is the error that is aimed at and `slim` is ν over the
@@ -166,37 +158,3 @@ def planned(terms: Terms, most: Float32[Tensor, "b g"], aim: Goal, logs: Logs) -
         num_warps=WARPS,
     )
     return rims
-
-
-def planned_twin(terms: Terms, most: Float32[Tensor, "b g"], goal: Goal, logs: Logs) -> Float32[Tensor, "bh 2"]:
-    """The same in plain torch."""
-    known, (_, c, r) = counted_twin(terms), terms.top.shape
-    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
-    behind = (known.counts * sizes * float(stride_of(c))).flip(-1).cumsum(-1).flip(-1)
-    expected, whole = known.masses.sum(-1), behind[:, 0]
-    slim = (terms.nu / most.reshape(-1)).repeat_interleave(r)
-    aim = (goal.room - goal.narrow * slim).clamp(max=goal.drop)
-    long = _USUAL.value / slim
-    wide = (whole / (expected * (1 + long))).clamp(min=1.0).log2()
-    mass = expected * torch.exp2(wide * 0.1).clamp(max=_DOUBTED.value)
-    wide = (whole / (mass * (1 + long))).clamp(min=1.0).log2()
-    fine = (wide * 0.5 + 1.4).floor().clamp(1.0, 3.0)
-    wished = (aim * mass / slim)[:, None]
-    share = (mass * (long.square() + 1).sqrt() / whole).clamp(max=1.0)[:, None]
-
-    def solved(linear: Tensor | float, root: Tensor) -> Tensor:
-        return ((root.square() + 4 * linear * wished).sqrt() - root) / (2 * linear)
-
-    calm = solved(
-        (logs.mean + torch.exp2(-fine) * 2.83 * logs.sum)[:, None], 1.42 * share * (2.4 * logs.sum * behind).sqrt()
-    )
-    rough = solved(0.95 * logs.sum + 2.83, 1.6 * (2 * logs.sum * share * behind).sqrt())
-    size = torch.where((wide < fine + 0.5)[:, None], rough, torch.maximum(calm, rough))
-    edges = sizes.clone()
-    edges[0] = 2.0**30
-    rim = torch.minimum(size.square(), edges).amax(-1)
-    steps = torch.maximum((-STEPS * rim.log2()).ceil(), torch.where(terms.widest < LIMIT, _HIGHEST.value, 1.0))
-    sure = (expected > 0) & (expected < torch.inf) & (whole < torch.inf) & (rim > 0)
-    sure &= (aim > 0) & (slim < torch.inf)
-    cuts = torch.where(sure, steps, 2.0**30).int()
-    return torch.stack([(terms.widest - cuts).float() / STEPS, fine], -1)

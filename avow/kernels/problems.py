@@ -14,8 +14,7 @@ from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
-from avow.kernels.chunking import Sums
-from avow.kernels.linear_attention import TYPES
+from avow.kernels.chunking import TYPES, Sums
 from avow.numerics import kernel_rounding, scan
 from avow.numerics.features import Frame
 from avow.numerics.kernel_rounding import KernelRounding
@@ -87,31 +86,35 @@ def _frame_change(frame: Frame) -> Tensor:
     return torch.stack([frame.query_shift.abs(), frame.key_shift.abs(), (frame.balance - 1).abs()]).amax()
 
 
+def _in_range(p: Problem, directions: Tensor, lengths: Radii, *others: Tensor) -> list[float] | None:
+    """None where features or values leave kernels' range; else the largest log of a feature, and the others' values."""
+    longest = torch.linalg.vector_norm(directions, dim=-1)
+    numbers = (longest.amax(), *(x.amax() for x in lengths), *_value_ends(p), *others)
+    # One wait for the device, whatever is asked.
+    reach, radius_q, radius_k, least, most, *rest = torch.stack([x.double() for x in numbers]).tolist()
+    fits = kernel_rounding.reaches(len(directions), reach, radius_q, radius_k) and _comfortable(least, most)
+    return [reach * max(radius_q, radius_k), *rest] if fits else None
+
+
 def feature_means(
     p: Problem, directions: Float[Tensor, "m d"], frame: Frame, start: scan.State | None, lengths: Radii
 ) -> Means | None:
     """Causal random features, where logs stay in float32's range and older sums share one reference."""
-    m = directions.shape[0]
     if not shaped(p) or (start is not None and not _readable(start)):
         return None
-    longest = torch.linalg.vector_norm(directions, dim=-1).amax()
-    numbers = [longest, lengths.queries.amax(), lengths.keys.amax(), *_value_ends(p)]
-    if start is not None:
-        top = start.top.masked_fill(start.top == -math.inf, 0.0)  # sums that have read nothing have no reference
-        numbers += [top.amin(), top.amax(), _frame_change(frame)]
-    # One wait for the device, whatever is asked.
-    reach, radius_q, radius_k, least, most, *rest = torch.stack([x.double() for x in numbers]).tolist()
-    if not (kernel_rounding.reaches(m, reach, radius_q, radius_k) and _comfortable(least, most)):
-        return None
-    if rest and not (kernel_rounding.top_reaches(rest[0], rest[1]) and rest[2] == 0):
-        return None
-    begin = None
+    begin, others = None, list[Tensor]()
     if start is not None:
         begin = Sums(start.sums, start.total.squeeze(-1), start.top[..., 0, 0])
+        top = start.top.masked_fill(start.top == -math.inf, 0.0)  # sums that have read nothing have no reference
+        others = [top.abs().amax(), _frame_change(frame)]
+    numbers = _in_range(p, directions, lengths, *others)
+    # Logs that older sums are relative to lie beside those of new keys.
+    if numbers is None or (start is not None and not (numbers[1] <= kernel_rounding.RANGE and numbers[2] == 0)):
+        return None
     mean = features.feature_attention(p.q, p.k, p.v, directions, p.scale, begin)
     if not bool(torch.isfinite(mean.log_normaliser).all()):
         return None
-    steps = features.steps(p.q, m, p.v.shape[3])
+    steps = features.steps(p.q, len(directions), p.v.shape[3])
     sums, total = (_without_gradient(p, x) for x in (mean.last.sums, mean.last.totals.unsqueeze(-1)))
     steps += 0 if start is None else start.steps
     assert mean.last.tops is not None
@@ -155,14 +158,9 @@ def feature_step(
     """One token more of causal random features; the state takes it in, in place."""
     if not shaped(p) or not _single(p.q, p.k, p.v, state) or not _readable(state):
         return None
-    numbers = [torch.linalg.vector_norm(directions, dim=-1), *radii(p), _frame_change(frame)]
-    ends = torch.stack([*(x.amax().double() for x in numbers), *(x.double() for x in _value_ends(p))]).tolist()
-    reach, radius_q, radius_k, moved, least, most = ends
+    numbers = _in_range(p, directions, radii(p), _frame_change(frame))
     # A step is relative to the largest feature of a key, and a row to its own: both ends must be in float32.
-    near = 2 * reach * max(radius_q, radius_k) <= _STEP_REACH
-    if not near or not kernel_rounding.reaches(directions.shape[0], reach, radius_q, radius_k):
-        return None
-    if moved != 0 or not _comfortable(least, most):
+    if numbers is None or not (2 * numbers[0] <= _STEP_REACH and numbers[1] == 0):
         return None
     sums = Sums(state.sums, state.total.squeeze(-1), state.top[..., 0, 0])
     q, k, v = (x.squeeze(2) for x in (p.q, p.k, p.v))

@@ -26,10 +26,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 # Shares of the chance that the heavy sum, the variance, and either of both deviations may fail.
 _SHARES = (0.7, 0.1, 0.1)
@@ -99,32 +97,3 @@ def missed(light, heavy, unit, fine, mass, reach, mean_log, variance_log, log):
     apart = tl.where(apart >= 0, apart, float("inf"))
     together = tl.where(together >= 0, together, float("inf"))
     return tl.minimum(apart, together) * (1 + 2.0**-10)
-
-
-def _at_most_twin(found: Tensor, largest: Tensor | float, log: float) -> Tensor:
-    f = found / largest
-    v = ((f + log / 2).sqrt() + math.sqrt(log / 2)).square()
-    w = v
-    for _ in range(2):
-        w = w - (w - f - f * (w / f.clamp(min=1e-30)).clamp(min=1.0).log() - log) / (1 - f / w)
-    return torch.where(f < _MANY.value, w, v) * largest * (1 + 2.0**-12)
-
-
-def _strayed_twin(variance: Tensor, largest: Tensor | float, log: float) -> Tensor:
-    third = torch.as_tensor(largest * log / 3)
-    return (third + (third.square() + 2 * variance * log).sqrt()) * (1 + 2.0**-12)
-
-
-def missed_twin(
-    light: Tensor, heavy: Tensor, unit: Tensor, fine: Tensor, mass: Tensor, reach: Tensor, logs: Logs
-) -> Tensor:
-    """The same in plain torch."""
-    most, variance = _at_most_twin(heavy, fine, logs.mean), _at_most_twin(light, 1.0, logs.variance)
-    slant = (1 + reach.square()).sqrt()
-    stray = _strayed_twin(variance, 1.0, logs.sum)
-    left = mass - unit * (stray + heavy)
-    apart = torch.where(left > 0, unit * ((heavy + most) * reach.clamp(min=1.0) + stray * slant) / left, math.inf)
-    stray = _strayed_twin(variance + fine * most, fine, logs.sum)
-    left = mass - unit * stray
-    together = torch.where(left > 0, unit * stray * slant / left, math.inf)
-    return torch.minimum(apart.nan_to_num(nan=math.inf), together.nan_to_num(nan=math.inf)) * (1 + 2.0**-10)

@@ -13,18 +13,15 @@ is replayed.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from avow.kernels import choice
-from avow.kernels.choice import PLACES, Chosen, Draws, appended, listed_twin
-from avow.kernels.histogram import steps_below
+from avow.kernels.choice import PLACES, Chosen, Draws, appended
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import STEPS
 from avow.kernels.tile_ops import interpreted
 from avow.numerics.sketch import GROUP
 
@@ -198,37 +195,3 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
         maxnreg=choice.REGISTERS,
     )
     return Chosen(listed, found, None, Draws(rims, terms.nu, terms.lengths, logs, seed))
-
-
-def drawn_twin(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], s: int) -> Chosen:
-    """The same in plain torch."""
-    heads, c, r = terms.top.shape
-    cuts = (terms.widest - rims[:, 0] * STEPS).round().int()
-    above = (cuts[:, None] - steps_below(terms)).view(heads, r, c * GROUP).amax(1)
-    rare = torch.nn.functional.pad((-above).clamp(0, _RAREST.value), (0, s - c * GROUP))
-    chance = (16 - (rare & 7)) << (_BITS - 4 - (rare >> 3))
-    wanted = draws_twin(seed, heads, s) < chance
-    return listed_twin(torch.where(wanted, rare + 1, 0), None, Draws(rims, terms.nu, terms.lengths, logs, seed))
-
-
-def draws_twin(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "bg s"]:
-    """Uniform whole numbers of 16 bits."""
-    mask = 2**32 - 1
-    keys = [_keys_twin(int(seed), head) for head in range(heads)]
-    key, y = torch.tensor(keys, device=seed.device).unsqueeze(-1).unbind(1)  # each (bg, 1)
-    place = torch.arange(s, device=seed.device)
-    x = place >> 2
-    for _ in range(_ROUNDS.value):
-        product = x * _FACTOR.value
-        x, y = (product >> 32 & mask) ^ key ^ y, product & mask
-        key = key + _GROWTH.value & mask
-    return (torch.where(place & 2 > 0, y, x) >> (place & 1) * _BITS & 2**_BITS - 1).int()
-
-
-def _keys_twin(seed: int, head: int) -> tuple[int, int]:
-    x, mask = seed + (head + 1) * 0x9E3779B97F4A7C15, 2**64 - 1
-    x &= mask
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
-    x ^= x >> 31
-    return x & (2**32 - 1), x >> 32

@@ -8,19 +8,17 @@ themselves and a number per row.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import triton.language as tl
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from avow.errors import ShapeError
-from avow.kernels import separable_kernels
-from avow.kernels.chunking import Cut, Sums, before_parts, cut_for, divided, padded
-from avow.kernels.linear_attention import blank, check, like_inputs
+from avow.kernels import chunking, separable_kernels
+from avow.kernels.chunking import Cut, Layout, Sums, before_parts, blank, cut_for, divided, launch, padded
 from avow.kernels.separable_kernels import BOTH, KEYS, VALUES
-from avow.kernels.tile_ops import Shape, interpreted, row_contiguous, view
+from avow.kernels.tile_ops import Shape, row_contiguous
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of a program where nothing is carried from one to the next.
@@ -44,7 +42,7 @@ def separable_attention(
     temperature: float = 1.0,
 ) -> SeparableMean:
     """Every row's mixture of the columns of K and V, over all keys or over those up to its own."""
-    check(q, k if causal else q[:, : k.shape[1]], v if causal else q[:, : k.shape[1]])
+    chunking.check(q, k, v, paired=causal)
     if q.shape[3] > 256:
         raise ShapeError("dim of q", q.shape[3], "must be at most 256", "split the head")
     out, missing, *_ = _forward(q, k, v, causal, temperature)
@@ -53,28 +51,31 @@ def separable_attention(
 
 def steps(q: Tensor, k: Tensor, e: int, causal: bool) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
-    shape, parts = _shape(q, k, e)[0], _parts(q, k, e, causal)
+    chunk, parts = _layout(q, e, causal).chunk, _parts(q, k, e, causal)
     # Through the sums of a part and those of all before it; a causal key then goes through the rows of another.
-    return (2 if causal else 1) * divided(parts.length, shape.C) + parts.parts
+    return (2 if causal else 1) * divided(parts.length, chunk) + parts.parts
+
+
+def _layout(q: Tensor, e: int, causal: bool) -> Layout:
+    """Tiles of kernels of rows."""
+    d, wide = q.shape[3], q.dtype != torch.bfloat16
+    columns = min(padded(e), 32 if wide else max(16, min(128, 16384 // padded(d))))
+    # Programs that a processor's registers hold: those of causal rows have more to remember.
+    resident = 1 if d > 64 else 3 if not causal and e <= 64 and not wide else 2
+    warps, stages = 4 if max(d, columns) <= 64 else 8, 2 if wide else 3
+    return Layout(32 if wide or d > 128 else _CHUNK, columns, warps, stages, resident)
 
 
 def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:
-    (b, h), d = q.shape[:2], q.shape[3]
-    blocks = divided(e, _shape(q, k, e)[0].EB)
-    # Programs that a processor's registers hold: those of causal rows have more to remember.
-    resident = 1 if d > 64 else 3 if not causal and e <= 64 and q.dtype == torch.bfloat16 else 2
-    return cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, resident, q.device)
+    layout = _layout(q, e, causal)
+    programs = q.shape[0] * (q if causal else k).shape[1] * divided(e, layout.columns)
+    return cut_for(k.shape[2], programs, layout.resident, q.device)
 
 
-def _shape(q: Tensor, k: Tensor, e: int) -> tuple[Shape, dict[str, int]]:
-    """What kernels of rows are compiled for, and their warps and loads under way."""
-    h, g, d, kind = q.shape[1], k.shape[1], q.shape[3], q.dtype
-    wide = kind != torch.bfloat16
-    columns = min(padded(e), 32 if wide else max(16, min(128, 16384 // padded(d))))
-    precision = "tf32x3" if kind == torch.float32 else "tf32"
-    shape = Shape(h, h // g, d, padded(d), e, columns, 32 if wide or d > 128 else _CHUNK, precision)
-    shape = shape._replace(KIND=tl.float32 if wide else tl.bfloat16, FAST=not interpreted(), MB=padded(d), MANY=_MANY)
-    return shape, {"num_warps": 4 if max(d, columns) <= 64 else 8, "num_stages": 2 if wide else 3}
+def _shape(layout: Layout, q: Tensor, k: Tensor, e: int) -> Shape:
+    """What kernels of a layout are compiled for."""
+    h, g, d = q.shape[1], k.shape[1], q.shape[3]
+    return layout.shape(h, h // g, d, e, q.dtype, MB=padded(d), MANY=_MANY)
 
 
 def _width(x: int) -> int:
@@ -83,10 +84,9 @@ def _width(x: int) -> int:
     return max(32, padded(x))
 
 
-def _gradient_shape(q: Tensor, k: Tensor, e: int, causal: bool) -> tuple[Shape, dict[str, int]]:
-    """What kernels of gradients are compiled for, but for the features and columns of a program."""
-    (shape, _), d, kind = _shape(q, k, e), q.shape[3], q.dtype
-    wide = kind != torch.bfloat16
+def _gradient_layout(q: Tensor, e: int, causal: bool) -> Layout:
+    """Tiles of kernels of gradients, but for the features and columns of a program."""
+    d, wide = q.shape[3], q.dtype != torch.bfloat16
     large = max(_width(d), _width(e))
     narrow = large <= 64 and not wide
     if causal:
@@ -94,8 +94,8 @@ def _gradient_shape(q: Tensor, k: Tensor, e: int, causal: bool) -> tuple[Shape, 
         chunk, warps = _NARROW if narrow else (16, 8)
     else:
         chunk, warps = (64, 4) if narrow else (16 if wide and large > 64 else 32, 8)
-    deep = large <= 128 and kind != torch.float32 and not (wide and causal and large > 64)
-    return shape._replace(DP=_width(d), C=chunk), {"num_warps": warps, "num_stages": 2 if deep else 1}
+    deep = large <= 128 and q.dtype != torch.float32 and not (wide and causal and large > 64)
+    return Layout(chunk, 0, warps, 2 if deep else 1)
 
 
 class _Block(NamedTuple):
@@ -107,7 +107,7 @@ class _Block(NamedTuple):
     finds: int
 
     def of(self, shape: Shape) -> Shape:
-        return shape._replace(MB=self.features, EB=self.columns, MODE=self.finds)
+        return shape._replace(DP=_width(shape.D), MB=self.features, EB=self.columns, MODE=self.finds)
 
 
 def _blocks(d: int, e: int, kind: torch.dtype, causal: bool) -> tuple[_Block, ...]:
@@ -129,29 +129,21 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rows, how much was lost, and the sums before each part, or over all keys."""
     q, k, v = row_contiguous(q, k, v)
-    (b, h, n, d), (g, s), e = q.shape, k.shape[1:3], v.shape[3]
-    factor, (shape, options), parts = _LOG2E / temperature, _shape(q, k, e), _parts(q, k, e, causal)
-    shape = shape._replace(x_row=q.stride(2), y_row=k.stride(2), z_row=v.stride(2))
-    blocks = divided(e, shape.EB)
-    added = Sums(*blank(q, *((b * g, parts.parts, *rest) for rest in ((d, e), (d,), (d,)))))
-    if parts.parts > 1 or not causal:
-        separable_kernels.column_sums[(b * g, parts.parts, blocks)](
-            view(k), view(v), added, s, parts.length, factor, S=shape._replace(H=g, WHOLE=not causal), **options
-        )
-    known = before_parts(added, parts, batch=None if causal else b)
+    (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
+    factor, parts, layout = _LOG2E / temperature, _parts(q, k, e, causal), _layout(q, e, causal)
+    shape, columns = _shape(layout, q, k, e), divided(e, layout.columns)
+    whole = shape._replace(H=g, WHOLE=not causal)
+    known = chunking.sums_before(separable_kernels.column_sums, k, v, (factor,), ((d,), (d,)), parts, whole, layout)
     out = q.new_empty(b, h, n, e)
     if causal:
         lost = q.new_empty(b * h, parts.parts, dtype=torch.int32)
-        unused = (None, None)
-        inputs = view(q), view(k), view(v), None
-        separable_kernels.causal_rows[(b * h, parts.parts, blocks)](
-            *inputs, known, out, lost, *unused, n, parts.length, factor, 1.0, S=shape, **options
-        )
+        rest = None, known, out, lost, None, None, n, parts.length, factor, 1.0
+        grid, inputs = (b * h, parts.parts, columns), {"x": q, "y": k, "z": v}
+        launch(separable_kernels.causal_rows, grid, inputs, *rest, shape=shape, layout=layout)
     else:
         lost = torch.zeros(b * h, 1, dtype=torch.int32, device=q.device)
-        separable_kernels.whole_rows[(b * h, divided(n, shape.C * _MANY), blocks)](
-            view(q), known, out, n, factor, S=shape, **options
-        )
+        grid = (b * h, divided(n, shape.C * _MANY), columns)
+        launch(separable_kernels.whole_rows, grid, {"x": q}, known, out, n, factor, shape=shape, layout=layout)
     assert known.tops is not None
     return out, lost, known.sums, known.totals, known.tops
 
@@ -180,25 +172,22 @@ def _causal_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of rows that see the keys up to their own, given what lies before each part."""
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
-    shape, options = _gradient_shape(q, k, e, True)
-    shape = shape._replace(x_row=q.stride(2), y_row=k.stride(2), z_row=v.stride(2), g_row=gradient.stride(2))
-    parts, blocks = _parts(q, k, e, True), _blocks(d, e, q.dtype, True)
+    layout, parts, blocks = _gradient_layout(q, e, True), _parts(q, k, e, True), _blocks(d, e, q.dtype, True)
+    shape = _shape(layout, q, k, e)
     chunks = parts.parts * (parts.length // shape.C)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     marks = _Marks(dq, *blank(q, (b, h, n), (b * g, chunks, d), (b * g, chunks, d), (b * h, chunks, d)))
     sums, pulls, lows = blank(q, (b * h, parts.parts, d, e), (b * h, parts.parts, d), (b * g, parts.parts, d))
-    inputs, sizes = map(view, (q, k, v, gradient)), (n, parts.length, _LOG2E / temperature, 1 / temperature)
-    x, y, z, w = inputs
-    separable_kernels.causal_rows[(b * h, parts.parts, blocks[0].programs)](
-        x, y, z, w, known, out, None, marks, Sums(sums, pulls, lows), *sizes, S=blocks[0].of(shape), **options
-    )
+    inputs, sizes = {"x": q, "y": k, "z": v, "g": gradient}, (n, parts.length, _LOG2E / temperature, 1 / temperature)
+    rows = known, out, None, marks, Sums(sums, pulls, lows), *sizes
+    grid = (b * h, parts.parts, blocks[0].programs)
+    launch(separable_kernels.causal_rows, grid, inputs, *rows, shape=blocks[0].of(shape), layout=layout)
     if h > g:
         sums, pulls = (x.unflatten(0, (b * g, -1)).sum(1) for x in (sums, pulls))
-    after = before_parts(Sums(sums, pulls, lows), parts, reverse=True)
+    keys = marks, before_parts(Sums(sums, pulls, lows), parts, reverse=True), dk, dv, *sizes
     for block in blocks:
-        separable_kernels.causal_key_gradients[(b * g, parts.parts, block.programs)](
-            x, y, z, w, marks, after, dk, dv, *sizes, S=block.of(shape)._replace(H=g), **options
-        )
+        grid, own = (b * g, parts.parts, block.programs), block.of(shape)._replace(H=g)
+        launch(separable_kernels.causal_key_gradients, grid, inputs, *keys, shape=own, layout=layout)
     return dq, dk, dv
 
 
@@ -207,59 +196,36 @@ def _whole_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of rows that see every key, given the sums over all of them."""
     (b, h, n, d), (g, s), e = q.shape, k.shape[1:3], v.shape[3]
-    shape, options = _gradient_shape(q, k, e, False)
-    shape = shape._replace(x_row=q.stride(2), y_row=k.stride(2), z_row=v.stride(2), g_row=gradient.stride(2))
-    factor, cold, blocks = _LOG2E / temperature, 1 / temperature, _blocks(d, e, q.dtype, False)
-    first = blocks[0]
+    layout, blocks = _gradient_layout(q, e, False), _blocks(d, e, q.dtype, False)
+    shape, first, sizes = _shape(layout, q, k, e), blocks[0], (_LOG2E / temperature, 1 / temperature)
     known = known._replace(totals=torch.where(known.totals > 0, known.totals, 1.0))
     means = known.sums / known.totals.unsqueeze(-1)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     parts = cut_for(n, b * h * first.programs, 2 if first.finds == BOTH else 1, q.device)
     (sums,) = blank(q, (b * h, parts.parts, d, e))
-    separable_kernels.whole_query_gradients[(b * h, parts.parts, first.programs)](
-        view(q), view(gradient), out, means, dq, sums, n, parts.length, factor, cold, S=first.of(shape), **options
-    )
+    grid, rows = (b * h, parts.parts, first.programs), (out, means, dq, sums, n, parts.length, *sizes)
+    inputs = {"x": q, "g": gradient}
+    launch(separable_kernels.whole_query_gradients, grid, inputs, *rows, shape=first.of(shape), layout=layout)
     felt = sums.view(b, g, -1, d, e).sum(2)  # (b, g, d, e)
     # Of the factors that products are made of: where a feature is one key's alone, the two cancel.
     factors = felt.to(torch.bfloat16).float() if q.dtype == torch.bfloat16 else felt
-    pulls = (factors * means).sum(-1)
+    keys = known, felt, (factors * means).sum(-1), dk, dv, s, *sizes
     for block in blocks:
-        separable_kernels.whole_key_gradients[(b * g, divided(max(s, 1), shape.C * _MANY), block.programs)](
-            view(k), view(v), known, felt, pulls, dk, dv, s, factor, cold, S=block.of(shape)._replace(H=g), **options
-        )
+        grid = (b * g, divided(max(s, 1), shape.C * _MANY), block.programs)
+        own = block.of(shape)._replace(H=g)
+        launch(separable_kernels.whole_key_gradients, grid, {"y": k, "z": v}, *keys, shape=own, layout=layout)
     return dq, dk, dv
 
 
 @torch.library.custom_op("avow::separable_attention_backward", mutates_args=())
 def _backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    totals: Tensor,
-    tops: Tensor,
-    causal: bool,
-    temperature: float,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, held: list[Tensor], causal: bool, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, from the sums over all keys, or from those before each part."""
+    """Gradients of q, k and v, from the rows and from the sums over all keys, or before each part."""
     gradient, q, k, v = row_contiguous(gradient, q, k, v)
+    out, *sums = held
     gradients = _causal_gradients if causal else _whole_gradients
-    return gradients(gradient, q, k, v, out, Sums(sums, totals, tops), temperature)
+    return gradients(gradient, q, k, v, out, Sums(*sums), temperature)
 
 
-_backward.register_fake(like_inputs)
-
-
-def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, ctx.causal, ctx.temperature = inputs
-    ctx.save_for_backward(q, k, v, output[0], *output[2:])
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _gradients(ctx: Any, gradient: Tensor, *rest: Any) -> Any:
-    return *_backward(gradient, *ctx.saved_tensors, ctx.causal, ctx.temperature), None, None
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+chunking.register_gradients(_forward, _backward, unused=(1,))

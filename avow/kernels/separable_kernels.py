@@ -39,10 +39,12 @@ from avow.kernels.tile_ops import (
     columns_grown,
     exp2_near,
     filled,
+    load_state,
     nearest,
     rows_at,
     short,
     span,
+    store_state,
     store_tile,
     tile,
 )
@@ -99,12 +101,12 @@ def _mixture(own, x, row, feature, left, factor, NEAR: tl.constexpr, S: tl.const
 def _inverse(prefix, FAST: tl.constexpr):
     """1 / what a row has seen of a feature; zero where that is lost beside what comes after it."""
     if FAST:
-        found = tl.inline_asm_elementwise(
+        inverse = tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [prefix], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        found = 1 / prefix
-    return tl.where(prefix < _THIN, 0.0, found)
+        inverse = 1 / prefix
+    return tl.where(prefix < _THIN, 0.0, inverse)
 
 
 @triton.jit
@@ -116,7 +118,7 @@ def _grown(state, total, ys, zs, top, factor, NEAR: tl.constexpr, S: tl.constexp
 
 
 @triton.jit
-def column_sums(y, z, added, rows, length, factor, S: tl.constexpr):
+def column_sums(y, z, factor, added, rows, length, S: tl.constexpr):
     """A part's sums of exponentials and values, each feature's relative to a reference of its own.
 
     The reference is the largest key of the chunk read first; all is read again, with a reference that follows, only
@@ -128,9 +130,8 @@ def column_sums(y, z, added, rows, length, factor, S: tl.constexpr):
     if not S.WHOLE:
         if last:
             return
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    y = rows_at(y, batch, own, start, S.y_row)
-    z = rows_at(z, batch, own, start, S.z_row)
+    y = rows_at(y, head, start, S.y_row, S.H)
+    z = rows_at(z, head, start, S.z_row, S.H)
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.DP), block * S.EB + tl.arange(0, S.EB)
     state = filled(0.0, S.DP, S.EB)
     total = as_columns(filled(0.0, S.DP), S.KIND, _ALIKE)
@@ -191,22 +192,20 @@ def causal_rows(x, y, z, g, before, out, lost, marks, added, rows, length, facto
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, _last = span(part, parts, length, rows, False)
-    batch, own, group = (head // S.H).to(tl.int64), head % S.H, (head // S.R).to(tl.int64)
-    x = rows_at(x, batch, own, start, S.x_row)
-    y = rows_at(y, batch, own // S.R, start, S.y_row)
-    z = rows_at(z, batch, own // S.R, start, S.z_row)
+    group = (head // S.R).to(tl.int64)
+    x = rows_at(x, head, start, S.x_row, S.H)
+    y = rows_at(y, head, start, S.y_row, S.H, S.R)
+    z = rows_at(z, head, start, S.z_row, S.H, S.R)
     rest = head.to(tl.int64) * rows + start
     NEAR: tl.constexpr = False if g is None else S.FAST
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.MB), tl.arange(0, S.EB)
     if g is None:
         column += block * S.EB
     else:
-        g = rows_at(g, batch, own, start, S.g_row)
+        g = rows_at(g, head, start, S.g_row, S.H)
         feature += block * S.MB
     place, there = group * parts + part, head.to(tl.int64) * parts + part
-    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
-    entry = feature[:, None] * S.E + column[None, :]
-    state = tl.load(before.sums + place * (S.D * S.E) + entry, mask=inside, other=0.0)
+    state = load_state(before.sums + place * (S.D * S.E), feature[:, None], column[None, :], S.D, S.E)
     total = tl.load(before.totals + place * S.D + feature, mask=feature < S.D, other=0.0)
     top = tl.load(before.tops + place * S.D + feature, mask=feature < S.D, other=0.0)
     seen = row[:, None] >= row[None, :]
@@ -240,13 +239,13 @@ def causal_rows(x, y, z, g, before, out, lost, marks, added, rows, length, facto
             share = _mixture(xs, x, row, feature, left, factor, NEAR, S) / tl.where(prefix < _THIN, 1.0, prefix)
             share = nearest(share.to(S.KIND), S)
             pairs = tl.where(seen, tl.dot(share, tl.trans(weight), input_precision=S.PRECISION), 0.0).to(S.KIND)
-            found = tl.dot(share, nearest(state.to(S.KIND), S), input_precision=S.PRECISION)
-            found = tl.dot(nearest(pairs, S), zs, found, input_precision=S.PRECISION)
-            store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+            product = tl.dot(share, nearest(state.to(S.KIND), S), input_precision=S.PRECISION)
+            product = tl.dot(nearest(pairs, S), zs, product, input_precision=S.PRECISION)
+            store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, product, S.E, S.EB)
         else:
             mark = (place * (length // S.C) + step) * S.D + feature
-            tl.store(marks.totals + mark, total, mask=(feature < S.D) & (own % S.R == 0))
-            tl.store(marks.tops + mark, top, mask=(feature < S.D) & (own % S.R == 0))
+            tl.store(marks.totals + mark, total, mask=(feature < S.D) & (head % S.R == 0))
+            tl.store(marks.tops + mark, top, mask=(feature < S.D) & (head % S.R == 0))
             # Γ is relative to the top of the part's first chunk, the lowest.
             low = tl.where(step == 0, -top, low)
             prefix = tl.dot(ones, weight, input_precision=S.PRECISION) + total[None, :]
@@ -255,19 +254,19 @@ def causal_rows(x, y, z, g, before, out, lost, marks, added, rows, length, facto
             share = _mixture(xs, base, row, feature, left, factor, NEAR, S)
             inverse = _inverse(prefix, S.FAST)
             near = tl.where(seen, tl.dot(gs, tl.trans(zs), input_precision=S.PRECISION), 0.0)
-            found = tl.dot(gs, tl.trans(_factors(state, S)), input_precision=S.PRECISION)
-            found = tl.dot(_factors(near, S), weight, found, input_precision=S.PRECISION) * inverse
+            product = tl.dot(gs, tl.trans(_factors(state, S)), input_precision=S.PRECISION)
+            product = tl.dot(_factors(near, S), weight, product, input_precision=S.PRECISION) * inverse
             if S.MB == S.DP:
-                mean = tl.sum(share * found, 1)
+                mean = tl.sum(share * product, 1)
             else:
                 outs = tile(out + (rest + ahead) * S.E, S.E, row, column, left, S.E, S.EB)
                 mean = tl.sum(gs.to(tl.float32) * outs.to(tl.float32), 1)
             tl.store(marks.slopes + rest + ahead + row, mean, mask=(row < left) & (block == 0))
-            answer = share * (found - mean[:, None]) * cold
+            answer = share * (product - mean[:, None]) * cold
             store_tile(marks.dq + (rest + ahead) * S.D, S.D, row, feature, left, answer, S.D, S.MB, S.FAST)
             share = _factors(share * inverse, S)
             # Of what Γ is made of: where a feature is one key's alone, the two cancel.
-            pull = tl.sum(share.to(tl.float32) * found, 0)
+            pull = tl.sum(share.to(tl.float32) * product, 0)
             mark = (there * (length // S.C) + step) * S.D + feature
             tl.store(marks.pulls + mark, pull, mask=feature < S.D)
             fall = exp2_near(-low - top, S.FAST)
@@ -278,9 +277,9 @@ def causal_rows(x, y, z, g, before, out, lost, marks, added, rows, length, facto
     if g is None:
         tl.store(lost + head * parts + part, tl.sum(missing, 0), mask=block == 0)
     else:
-        tl.store(added.sums + there * (S.D * S.E) + entry, sums, mask=inside)
+        store_state(added.sums + there * (S.D * S.E), sums, feature[:, None], column[None, :], S.D, S.E)
         tl.store(added.totals + there * S.D + feature, pulled, mask=feature < S.D)
-        tl.store(added.tops + place * S.D + feature, low, mask=(feature < S.D) & (own % S.R == 0))
+        tl.store(added.tops + place * S.D + feature, low, mask=(feature < S.D) & (head % S.R == 0))
 
 
 @triton.jit
@@ -294,11 +293,10 @@ def causal_key_gradients(x, y, z, g, marks, after, dy, dz, rows, length, factor,
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, _last = span(part, parts, length, rows, True)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    first = rows_at(x, batch, own * S.R, start, S.x_row)
-    first_gradient = rows_at(g, batch, own * S.R, start, S.g_row)
-    y = rows_at(y, batch, own, start, S.y_row)
-    z = rows_at(z, batch, own, start, S.z_row)
+    first = rows_at(x, head * S.R, start, S.x_row, S.H * S.R)
+    first_gradient = rows_at(g, head * S.R, start, S.g_row, S.H * S.R)
+    y = rows_at(y, head, start, S.y_row, S.H)
+    z = rows_at(z, head, start, S.z_row, S.H)
     rest = head.to(tl.int64) * rows + start
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.MB), tl.arange(0, S.EB)
     if FIND_KEYS:
@@ -306,9 +304,7 @@ def causal_key_gradients(x, y, z, g, marks, after, dy, dz, rows, length, factor,
     else:
         column += block * S.EB
     place = head.to(tl.int64) * parts + part
-    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
-    entry = feature[:, None] * S.E + column[None, :]
-    state = tl.load(after.sums + place * (S.D * S.E) + entry, mask=inside, other=0.0)
+    state = load_state(after.sums + place * (S.D * S.E), feature[:, None], column[None, :], S.D, S.E)
     pulled = tl.load(after.totals + place * S.D + feature, mask=feature < S.D, other=0.0)
     low = tl.load(after.tops + place * S.D + feature, mask=feature < S.D, other=0.0)
     ones = tl.where(row[:, None] >= row[None, :], 1.0, 0.0).to(S.KIND)
@@ -372,12 +368,10 @@ def causal_key_gradients(x, y, z, g, marks, after, dy, dz, rows, length, factor,
 def whole_rows(x, state, out, rows, factor, S: tl.constexpr):
     """Some rows over all keys: their mixtures of the columns' means."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    x = rows_at(x, (head // S.H).to(tl.int64), head % S.H, 0, 0)
+    x = rows_at(x, head, 0, 0, S.H)
     group = (head // S.R).to(tl.int64)
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.DP), block * S.EB + tl.arange(0, S.EB)
-    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
-    entry = feature[:, None] * S.E + column[None, :]
-    sums = tl.load(state.sums + group * (S.D * S.E) + entry, mask=inside, other=0.0)
+    sums = load_state(state.sums + group * (S.D * S.E), feature[:, None], column[None, :], S.D, S.E)
     counted = tl.load(state.totals + group * S.D + feature, mask=feature < S.D, other=1.0)
     means = nearest((sums / tl.where(counted > 0, counted, 1.0)[:, None]).to(S.KIND), S)
     for step in range(S.MANY):
@@ -385,8 +379,8 @@ def whole_rows(x, state, out, rows, factor, S: tl.constexpr):
         left = rows - start
         xs = tile(x + start * S.x_row, S.x_row, row, feature, left, S.D, S.DP)
         shares = nearest(_mixture(xs, x, row, feature, left, factor, False, S).to(S.KIND), S)
-        found = tl.dot(shares, means, input_precision=S.PRECISION)
-        store_tile(out + (head.to(tl.int64) * rows + start) * S.E, S.E, row, column, left, found, S.E, S.EB)
+        product = tl.dot(shares, means, input_precision=S.PRECISION)
+        store_tile(out + (head.to(tl.int64) * rows + start) * S.E, S.E, row, column, left, product, S.E, S.EB)
 
 
 @triton.jit
@@ -395,14 +389,11 @@ def whole_query_gradients(x, g, out, means, dx, sums, rows, length, factor, cold
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, _last = span(part, parts, length, rows, False)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    x = rows_at(x, batch, own, start, S.x_row)
-    g = rows_at(g, batch, own, start, S.g_row)
+    x = rows_at(x, head, start, S.x_row, S.H)
+    g = rows_at(g, head, start, S.g_row, S.H)
     rest = head.to(tl.int64) * rows + start
     row, column, feature = tl.arange(0, S.C), tl.arange(0, S.EB), block * S.MB + tl.arange(0, S.MB)
-    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
-    entry = feature[:, None] * S.E + column[None, :]
-    mean = tl.load(means + (head // S.R).to(tl.int64) * (S.D * S.E) + entry, mask=inside, other=0.0)
+    mean = load_state(means + (head // S.R).to(tl.int64) * (S.D * S.E), feature[:, None], column[None, :], S.D, S.E)
     mean = _factors(mean, S)
     added = filled(0.0, S.MB, S.EB)
     for step in range(tl.cdiv(many, S.C)):
@@ -412,16 +403,17 @@ def whole_query_gradients(x, g, out, means, dx, sums, rows, length, factor, cold
         base = x + ahead * S.x_row
         xs = tile(base, S.x_row, row, feature, left, S.D, S.MB)
         share = _mixture(xs, base, row, feature, left, factor, S.FAST, S)
-        found = tl.dot(gs, tl.trans(mean), input_precision=S.PRECISION)
+        product = tl.dot(gs, tl.trans(mean), input_precision=S.PRECISION)
         if S.MB == S.DP:
-            slope = tl.sum(share * found, 1)
+            slope = tl.sum(share * product, 1)
         else:
             outs = tile(out + (rest + ahead) * S.E, S.E, row, column, left, S.E, S.EB)
             slope = tl.sum(gs.to(tl.float32) * outs.to(tl.float32), 1)
-        answer = share * (found - slope[:, None]) * cold
+        answer = share * (product - slope[:, None]) * cold
         store_tile(dx + (rest + ahead) * S.D, S.D, row, feature, left, answer, S.D, S.MB, S.FAST)
         added = tl.dot(tl.trans(_factors(share, S)), gs, added, input_precision=S.PRECISION)
-    tl.store(sums + (head.to(tl.int64) * parts + part) * (S.D * S.E) + entry, added, mask=inside)
+    sums += (head.to(tl.int64) * parts + part) * (S.D * S.E)
+    store_state(sums, added, feature[:, None], column[None, :], S.D, S.E)
 
 
 @triton.jit
@@ -430,17 +422,16 @@ def whole_key_gradients(y, z, state, felt, pulls, dy, dz, rows, factor, cold, S:
     FIND_KEYS: tl.constexpr = S.MODE != _VALUES
     FIND_VALUES: tl.constexpr = S.MODE != _KEYS
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    batch, own = (head // S.H).to(tl.int64), head % S.H
-    y = rows_at(y, batch, own, 0, 0)
-    z = rows_at(z, batch, own, 0, 0)
+    y = rows_at(y, head, 0, 0, S.H)
+    z = rows_at(z, head, 0, 0, S.H)
     row, feature, column = tl.arange(0, S.C), tl.arange(0, S.MB), tl.arange(0, S.EB)
     if FIND_KEYS:
         feature += block * S.MB
     else:
         column += block * S.EB
-    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
     place = head.to(tl.int64) * S.D + feature
-    held = _factors(tl.load(felt + place[:, None] * S.E + column[None, :], mask=inside, other=0.0), S)
+    held = load_state(felt + head.to(tl.int64) * (S.D * S.E), feature[:, None], column[None, :], S.D, S.E)
+    held = _factors(held, S)
     pull = tl.load(pulls + place, mask=feature < S.D, other=0.0)
     top = tl.load(state.tops + place, mask=feature < S.D, other=0.0)
     inverse = 1 / tl.load(state.totals + place, mask=feature < S.D, other=1.0)
@@ -452,8 +443,8 @@ def whole_key_gradients(y, z, state, felt, pulls, dy, dz, rows, factor, cold, S:
         share = exp2_near(tl.fma(ys, factor, -top[None, :]), S.FAST) * inverse[None, :]
         if FIND_KEYS:
             zs = tile(z + start * S.z_row, S.z_row, row, column, left, S.E, S.EB).to(S.KIND)
-            found = tl.dot(zs, tl.trans(held), input_precision=S.PRECISION) - pull[None, :]
-            store_tile(dy + rest * S.D, S.D, row, feature, left, share * found * cold, S.D, S.MB, S.FAST)
+            product = tl.dot(zs, tl.trans(held), input_precision=S.PRECISION) - pull[None, :]
+            store_tile(dy + rest * S.D, S.D, row, feature, left, share * product * cold, S.D, S.MB, S.FAST)
         if FIND_VALUES:
-            found = tl.dot(_factors(share, S), held, input_precision=S.PRECISION)
-            store_tile(dz + rest * S.E, S.E, row, column, left, found, S.E, S.EB, S.FAST)
+            product = tl.dot(_factors(share, S), held, input_precision=S.PRECISION)
+            store_tile(dz + rest * S.E, S.E, row, column, left, product, S.E, S.EB, S.FAST)

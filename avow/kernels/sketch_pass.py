@@ -21,10 +21,9 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.heads import by_head
-from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, STEPS, Prepared
-from avow.kernels.tile_ops import exp2_near, interpreted, log2_near
-from avow.numerics.sketch import GROUP, Sketch, unpacked
+from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared
+from avow.kernels.tile_ops import by_head, exp2_near, interpreted, log2_near
+from avow.numerics.sketch import GROUP, Sketch
 
 _GROUP = tl.constexpr(GROUP)
 # Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.
@@ -249,28 +248,3 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         num_warps=1,
     )
     return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths)
-
-
-def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
-    """The same in plain torch."""
-    heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
-    r = b * h // heads
-    inverse, grown, spread, error, least = (x.unsqueeze(1) for x in known.table[:, :r].unbind(-1))  # (bg, 1, r)
-    x = q.reshape(heads, r, d).float() * (inverse.transpose(1, 2) * _LIFT.value)
-    steps = sketch.scale.reshape(heads, c, 1, d).float()
-    codes = unpacked(sketch.codes, 4).reshape(heads, c, GROUP, d).float()
-    sums = codes @ (x.unsqueeze(1) * steps).half().float().transpose(-1, -2)  # (bg, c, G, r)
-    middle = sums * (grown / _LIFT.value).unsqueeze(1) + known.bias.unsqueeze(2)
-    radius = sketch.radius.reshape(heads, c, GROUP, 1).float()
-    long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
-    margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)
-    extra = STEPS * torch.log2(1 + long / known.nu[:, None, None, None]) + _PAD.value
-    half = spread.unsqueeze(1) * radius + margin
-    term = middle + half + extra
-    place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).round().int()
-    top = place.amax(2) if c else place.new_empty(heads, 0, r)
-    offset = (top.unsqueeze(2) - place).clamp(max=255).to(torch.uint8)
-    mass = torch.exp2((middle - _DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
-    widest = top.amax(1).reshape(-1) if c else known.widest
-    offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1))

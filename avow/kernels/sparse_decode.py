@@ -9,7 +9,6 @@ captured in a CUDA graph; its draws differ whenever it is replayed.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,16 +19,16 @@ from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.kernels import planning
-from avow.kernels.choice import PLACES, Chosen, marked, marked_twin
-from avow.kernels.dense_fallback import read_again, read_again_twin
-from avow.kernels.finalize import Decoded, merged, merged_twin
-from avow.kernels.gather_attention import Parts, attended, attended_twin
-from avow.kernels.histogram import Counted, counted, counted_twin
-from avow.kernels.planning import planned, planned_twin
+from avow.kernels.choice import PLACES, Chosen, marked
+from avow.kernels.dense_fallback import read_again
+from avow.kernels.finalize import Decoded, merged
+from avow.kernels.gather_attention import Parts, attended
+from avow.kernels.histogram import Counted, counted
+from avow.kernels.planning import planned
 from avow.kernels.sample_bounds import Logs
-from avow.kernels.sampling import drawn, drawn_twin
-from avow.kernels.sketch_pass import Terms, bounded, bounded_twin
-from avow.kernels.step_constants import SIBLINGS, Prepared, prepared, prepared_twin
+from avow.kernels.sampling import drawn
+from avow.kernels.sketch_pass import Terms, bounded
+from avow.kernels.step_constants import SIBLINGS, Prepared, prepared
 from avow.numerics.norms import slack
 from avow.numerics.sketch import Sketch
 
@@ -76,18 +75,6 @@ class Stages(NamedTuple):
 
 
 KERNELS = Stages(prepared, bounded, counted, marked, planned, drawn, attended, merged, read_again)
-# The same in plain torch, on any device.
-TWINS = Stages(
-    prepared_twin,
-    bounded_twin,
-    counted_twin,
-    marked_twin,
-    planned_twin,
-    drawn_twin,
-    attended_twin,
-    merged_twin,
-    read_again_twin,
-)
 
 
 def decode(
@@ -134,9 +121,6 @@ def decode(
     found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit)
     stages.read_again(q, k, v, terms, most, scale, found)
     return found
-
-
-decode_twin = functools.partial(decode, stages=TWINS)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float, scale: float) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.heads import by_head
+from avow.kernels.tile_ops import by_head
 from avow.numerics.rounding import gamma, unit
 from avow.numerics.sketch import Sketch
 
@@ -189,41 +189,3 @@ def prepared(
         num_warps=4,
     )
     return out
-
-
-def prepared_twin(
-    q: Tensor,
-    sketch: Sketch,
-    most: Float32[Tensor, "b g"],
-    hint: Float32[Tensor, "b h"] | None,
-    scale: float,
-    least: float = 0.0,
-) -> Prepared:
-    """The same in plain torch."""
-    b, h, d = q.shape
-    g, c = sketch.codes.shape[1:3]
-    x = torch.zeros(b * g, SIBLINGS, d, device=q.device)
-    x[:, : h // g] = q.reshape(b * g, h // g, d).float()
-    exponent = (x.abs().amax(-1).view(torch.int32) >> 23 & 255).clamp(32, 253)
-    power, inverse = (exponent << 23).view(torch.float32), (254 - exponent << 23).view(torch.float32)
-    x = x * inverse.unsqueeze(-1)
-    factor = scale * math.log2(math.e) * STEPS
-    grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
-    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
-    bias = bias[..., : h // g].contiguous()
-    square = x.square()
-    spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
-    length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
-    rows = (
-        inverse,
-        grown,
-        spread * grown * (1 + 2.0**-18),
-        length * grown * relative_error(d),
-        grown * absolute_error(d),
-    )
-    unit = most.reshape(b * g)
-    wide = unit if hint is None else torch.fmax(hint.reshape(b * g, -1).amax(-1), unit * least)
-    wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
-    lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
-    empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
-    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])

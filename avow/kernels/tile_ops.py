@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from avow.errors import ShapeError
+
 # The logarithm of nothing.
 LOWEST = tl.constexpr(float("-inf"))
 # Normalisers below this belong to rows that see nothing.
@@ -31,44 +33,31 @@ def view(x: Tensor) -> View:
 class Shape(NamedTuple):
     """What a kernel is compiled for; fields that it does not read stay at their defaults."""
 
-    H: int
-    """Heads of the output."""
-    R: int
-    """Query heads to a head of keys and values."""
-    D: int
-    """Width of queries and keys; DP is that of their tiles."""
+    H: int  # heads of the output
+    R: int  # query heads to a head of keys and values
+    D: int  # width of queries and keys, in tiles of DP
     DP: int
-    E: int
-    """Width of values; EB of them are a program's."""
+    E: int  # width of values, of which EB are a program's
     EB: int
-    C: int
-    """Rows of a chunk."""
+    C: int  # rows of a chunk
     PRECISION: str
-    KIND: Any = tl.float32
-    """The type of products' factors."""
-    FAST: bool = False
-    """Whether the device has instructions of its own for exponentials and roundings."""
-    M: int = 0
-    """Features; MB of them are a program's, and NB programs have them all."""
+    KIND: Any = tl.float32  # the type of products' factors
+    FAST: bool = False  # whether the device has instructions of its own for exponentials and roundings
+    M: int = 0  # features, of which MB are a program's; NB programs have them all
     MB: int = 0
     NB: int = 1
-    SCALED: bool = False
-    """Whether rows are multiplied by a power of two before they are rounded to float16."""
-    RX: int = 1
-    """Heads of the output to a head of x, where keys are the rows."""
-    x_row: int = 0
-    """How far rows of x are apart, and those of y, z and g."""
+    SCALED: bool = False  # whether rows are multiplied by a power of two before they are rounded to float16
+    RX: int = 1  # heads of the output to a head of x, where keys are the rows
+    x_row: int = 0  # how far rows of x are apart, and those of y, z and g
     y_row: int = 0
     z_row: int = 0
     g_row: int = 0
     MODE: int = 0
     REVERSE: bool = False
-    PIECES: int = 1
-    """Programs that share the sums of a part."""
-    MANY: int = 1
-    """Chunks of a program, where nothing is carried from one to the next."""
-    WHOLE: bool = False
-    """Whether sums are over all keys, for rows that see them all."""
+    TURNED: bool = False  # whether states are those of z yᵀ
+    PIECES: int = 1  # programs that share the sums of a part
+    MANY: int = 1  # chunks of a program, where nothing is carried from one to the next
+    WHOLE: bool = False  # whether sums are over all keys, for rows that see them all
 
 
 def row_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -76,20 +65,46 @@ def row_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
+def by_head(x: Tensor, name: str) -> Tensor:
+    """A view with batch and heads as one axis, which is how decoding finds a head; each must lie in one piece."""
+    b, g = x.shape[:2]
+    joined = x.stride(0) == g * x.stride(1) or b == 1 or g == 1
+    if not joined or not x[0, 0].is_contiguous():
+        remedy = "pass a slice x[:, :, :s] of one contiguous tensor, or x.contiguous()"
+        raise ShapeError(f"{name}.stride()", x.stride(), "must be that of heads in one piece each", remedy)
+    return x.view(b * g, *x.shape[2:])
+
+
 @triton.jit
 def filled(VALUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr = None):
     """A tile, or a vector, of one number."""
     if COLUMNS is None:
-        found = tl.full((ROWS,), VALUE, tl.float32)
+        block = tl.full((ROWS,), VALUE, tl.float32)
     else:
-        found = tl.full((ROWS, COLUMNS), VALUE, tl.float32)
-    return found
+        block = tl.full((ROWS, COLUMNS), VALUE, tl.float32)
+    return block
 
 
 @triton.jit
-def rows_at(x, batch, head, start, ROW: tl.constexpr):
-    """Where some rows of a head begin."""
-    return x.base + batch * x.batch + head.to(tl.int64) * x.head + start * ROW
+def rows_at(x, head, start, ROW: tl.constexpr, H: tl.constexpr, R: tl.constexpr = 1):
+    """Where some rows begin, of a head of all batches' H; R of these share a head of x."""
+    return x.base + (head // H).to(tl.int64) * x.batch + (head % H // R).to(tl.int64) * x.head + start * ROW
+
+
+@triton.jit
+def load_state(base, feature, column, M: tl.constexpr, E: tl.constexpr, TURNED: tl.constexpr = False):
+    """A tile of a state of M features and E columns, zeros beyond them; a turned state has columns for rows."""
+    if TURNED:
+        place = feature + column * M
+    else:
+        place = feature * E + column
+    return tl.load(base + place, mask=(feature < M) & (column < E), other=0.0)
+
+
+@triton.jit
+def store_state(base, state, feature, column, M: tl.constexpr, E: tl.constexpr):
+    """A tile of a state, written where `load_state` reads it."""
+    tl.store(base + (feature * E + column), state, mask=(feature < M) & (column < E))
 
 
 @triton.jit
@@ -98,14 +113,14 @@ def tile(base, stride, row, column, stop, WIDTH: tl.constexpr, PADDED: tl.conste
     place = base + row[:, None] * stride + column[None, :]
     if stop is None:
         if WIDTH % PADDED == 0:
-            found = tl.load(place)
+            values = tl.load(place)
         else:
-            found = tl.load(place, mask=(column < WIDTH)[None, :], other=0.0)
+            values = tl.load(place, mask=(column < WIDTH)[None, :], other=0.0)
     elif WIDTH % PADDED == 0:
-        found = tl.load(place, mask=(row < stop)[:, None], other=0.0)
+        values = tl.load(place, mask=(row < stop)[:, None], other=0.0)
     else:
-        found = tl.load(place, mask=(row < stop)[:, None] & (column < WIDTH)[None, :], other=0.0)
-    return found
+        values = tl.load(place, mask=(row < stop)[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return values
 
 
 @triton.jit
@@ -166,13 +181,13 @@ def nearest(x, S: tl.constexpr):
 def into(x, y, S: tl.constexpr):
     """x @ y for a state y in float32: as exact as the type of x is, and never out of range."""
     if x.dtype == tl.bfloat16:
-        found = tl.dot(x, y.to(tl.bfloat16))
+        product = tl.dot(x, y.to(tl.bfloat16))
     elif x.dtype == tl.float16:
         # TF32 has the digits of float16 and the range of float32: sums over many keys leave float16.
-        found = tl.dot(x.to(tl.float32), _nearest_tf32(y), input_precision="tf32")
+        product = tl.dot(x.to(tl.float32), _nearest_tf32(y), input_precision="tf32")
     else:
-        found = tl.dot(x, y, input_precision=S.PRECISION)
-    return found
+        product = tl.dot(x, y, input_precision=S.PRECISION)
+    return product
 
 
 @triton.jit
@@ -240,27 +255,23 @@ def as_columns(total, KIND: tl.constexpr, ALIKE: tl.constexpr = _ALIKE):
 def from_columns(total):
     """One number for each entry again."""
     if len(total.shape) == 2:
-        found = tl.sum(total, 1) * (1 / _ALIKE)
+        entries = tl.sum(total, 1) * (1 / _ALIKE)
     else:
-        found = total
-    return found
+        entries = total
+    return entries
 
 
 @triton.jit
-def columns_grown(total, ys):
-    """Sums with some rows more."""
+def columns_grown(total, ys, weight=None):
+    """Sums with some rows more, each times its weight if given; columns are then alike in pairs, on average."""
     if len(total.shape) == 2:
-        total = tl.dot(tl.trans(ys), tl.full((ys.shape[0], total.shape[1]), 1.0, tl.float32).to(ys.dtype), total)
-    else:
+        if weight is None:
+            factors = tl.full((ys.shape[0], total.shape[1]), 1.0, tl.float32).to(ys.dtype)
+        else:
+            factors = _parted((2 * weight)[:, None] + tl.zeros((1, _ALIKE), tl.float32))
+        total = tl.dot(tl.trans(ys), factors, total)
+    elif weight is None:
         total += tl.sum(ys.to(tl.float32), 0)
-    return total
-
-
-@triton.jit
-def columns_weighted(total, ys, weight):
-    """Sums with some rows more, each times a weight of its own; columns are alike in pairs, on average."""
-    if len(total.shape) == 2:
-        total = tl.dot(tl.trans(ys), _parted((2 * weight)[:, None] + tl.zeros((1, _ALIKE), tl.float32)), total)
     else:
         total += tl.sum(ys.to(tl.float32) * weight[:, None], 0)
     return total
@@ -270,10 +281,10 @@ def columns_weighted(total, ys, weight):
 def within(xs, total):
     """Products of rows with the sums."""
     if len(total.shape) == 2:
-        found = tl.sum(tl.dot(xs, _parted(total)), 1) * (2 / _ALIKE)
+        products = tl.sum(tl.dot(xs, _parted(total)), 1) * (2 / _ALIKE)
     else:
-        found = tl.sum(xs.to(tl.float32) * total[None, :], 1)
-    return found
+        products = tl.sum(xs.to(tl.float32) * total[None, :], 1)
+    return products
 
 
 @triton.jit
@@ -287,19 +298,14 @@ def as_rows(total, C: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def rows_grown(total, zs):
-    """Sums with some rows more."""
-    if total.shape[0] > 1:
-        total = tl.dot(tl.full((total.shape[0], zs.shape[0]), 1.0, tl.float32).to(zs.dtype), zs, total)
-    else:
-        total += tl.sum(zs.to(tl.float32), 0)[None, :]
-    return total
-
-
-@triton.jit
-def rows_weighted(total, zs, weight):
-    """Sums with some rows more, each times a weight of its own."""
-    if total.shape[0] > 1:
+def rows_grown(total, zs, weight=None):
+    """Sums with some rows more, each times a weight of its own if given."""
+    if weight is None:
+        if total.shape[0] > 1:
+            total = tl.dot(tl.full((total.shape[0], zs.shape[0]), 1.0, tl.float32).to(zs.dtype), zs, total)
+        else:
+            total += tl.sum(zs.to(tl.float32), 0)[None, :]
+    elif total.shape[0] > 1:
         wide = weight[None, :] + tl.zeros((total.shape[0], zs.shape[0]), tl.float32)
         total = tl.dot(_high(wide).to(tl.bfloat16), zs, total)
         total = tl.dot((wide - _high(wide)).to(tl.bfloat16), zs, total)

@@ -6,13 +6,8 @@ along all lists one after the other, no two are the same.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from jaxtyping import Int32
-from torch import Tensor
-
-from avow.kernels.choice import Chosen
 
 # Tokens of a tile, and programs that an H200 runs at once.
 TILE, _PROGRAMS = 16, 132 * 7
@@ -88,16 +83,3 @@ def slots_of(head, ends, counts, share, HEADS: tl.constexpr):
 def programs(heads: int, s: int) -> int:
     """Over how many programs all lists are spread, fixed by the shape."""
     return min(_PROGRAMS, heads * triton.cdiv(s, TILE))
-
-
-def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]], int]:
-    """The tiles of each head's list, −1 where they have no token, and how many of them a program reads."""
-    heads, spans = chosen.found.shape
-    tiles = []
-    for own, found in zip(chosen.listed.view(heads, spans, -1), chosen.found, strict=True):
-        whole = [
-            torch.nn.functional.pad(some[:number], (0, -number % TILE), value=-1)
-            for some, number in zip(own, found.tolist(), strict=True)
-        ]
-        tiles.append(torch.cat(whole).view(-1, TILE))
-    return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))

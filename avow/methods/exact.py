@@ -23,16 +23,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, has_tangents, named
 from avow.core.timing import timed
 from avow.errors import is_out_of_memory
-from avow.numerics import rounding
+from avow.numerics import heads, rounding
 from avow.numerics.cpu_sums import MOST_ROWS, fewest_rows
-from avow.numerics.heads import (
-    cast_output,
-    distance_rounding,
-    longest_seen,
-    longest_values,
-    mask_bounds,
-    per_query_head,
-)
 from avow.numerics.masks import additive
 from avow.numerics.norms import at_least
 from avow.numerics.softmax import softmax_average
@@ -63,7 +55,7 @@ class Exact(Method):
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p, kind = problem, self.arithmetic(problem.q.dtype)
-        n, d, s, e = p.q.shape[-2], p.q.shape[-1], p.k.shape[-2], p.v.shape[-1]
+        (n, d), (s, e) = p.q.shape[-2:], p.v.shape[-2:]
         q, k, v = (x.to(kind) for x in (p.q, p.k, p.v))
         # The fused kernels want one width; zero features change no logit and zero values are cut off again.
         q, k, v = (pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
@@ -72,18 +64,16 @@ class Exact(Method):
             # The fused kernels multiply hidden logits, −inf, by the scale: its sign goes into the queries.
             q, scale = (-q, -scale) if scale < 0 else (0 * q, 1.0)
         masked = p.allowed is not None or p.bias is not None
-        mask = None
-        if masked:
-            mask = additive(p, rounding.accumulator(kind))
-            mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
+        mask = additive(p, rounding.accumulator(kind)) if masked else None
+        mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
         size = 1.0 if p.known_norms is None else _size(p.known_norms, p.q.dtype)
         out = _fastest(q, k, v if size == 1 else v / size, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
-        return Computed(cast_output(p, out if size == 1 else out * size), size)
+        return Computed(heads.cast_output(p, out if size == 1 else out * size), size)
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         p, norms = problem, problem.norms
-        keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])  # (b, h, 1)
+        keys = heads.per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])  # (b, h, 1)
         reach = norms.q * (abs(p.scale) * keys)  # S_i
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
@@ -93,7 +83,7 @@ class Exact(Method):
         if model.final:
             # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
             rows = rows + model.final * rounding.SAFETY * _shares(p, computed.out)
-        return Promise("deterministic", mask_bounds(p, rows), assumptions=(self.assumption(p),))
+        return Promise("deterministic", heads.mask_bounds(p, rows), assumptions=(self.assumption(p),))
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         norms = problem.norms
@@ -112,20 +102,15 @@ class Exact(Method):
     def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
         """Whether no intermediate result can overflow for norms up to these, whatever order the kernel works in."""
         kind = self.arithmetic(problem.q.dtype)
-        limit = rounding.safe(kind)
-        scale = abs(problem.scale)
+        limit, scale = rounding.safe(kind), abs(problem.scale)
         if scale > limit or (0 < scale < 1 / limit and kind != torch.float64):
             return False  # the kernel holds the scale in the type, too
-        dots = query * key * max(1.0, abs(problem.scale))
-        sums = value * problem.k.shape[-2]
-        return dots <= limit and sums <= limit
+        return query * key * max(1.0, scale) <= limit and value * problem.k.shape[-2] <= limit
 
     def model(self, p: Problem, query: float, key: float, keys: int | None = None) -> Model:
         """The constants of the bound, for norms of q and k up to these; of so many of the keys where that is said."""
-        kind, kept = self.arithmetic(p.q.dtype), p.q.dtype
-        wide = rounding.accumulator(kind)
-        device = p.q.device.type
-        products = rounding.products(kind, device)
+        kind, dtype, device = self.arithmetic(p.q.dtype), p.q.dtype, p.q.device.type
+        wide, products = rounding.accumulator(kind), rounding.products(kind, device)
         u, tiny = products.u, rounding.tiny(wide)
         d, s, e = p.q.shape[-1], p.k.shape[-2] if keys is None else keys, p.v.shape[-1]
         scale = abs(p.scale)
@@ -139,7 +124,7 @@ class Exact(Method):
             # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
             slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + rounding.NEGLIGIBLE_NATS)
             if p.kernel == "rbf":
-                floor += distance_rounding(p, 0.5 * scale * key**2)
+                floor += heads.distance_rounding(p, 0.5 * scale * key**2)
                 slope += 16 * rounding.unit(torch.float64)
         merge_slope, merge_floor = rounding.merging(s, kind, device)
         if p.bias is not None:
@@ -152,8 +137,8 @@ class Exact(Method):
         if kind in (torch.bfloat16, torch.float16):
             # The kernel rounds each weight to the input type before it meets the values.
             sums += rounding.unit(kind) + s * rounding.tiny(kind)
-        lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(kept)
-        final = 0.0 if kept == wide else rounding.unit(kept)
+        lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(dtype)
+        final = 0.0 if dtype == wide else rounding.unit(dtype)
         sums, lost, ends = (x * rounding.SAFETY for x in (sums, lost, ends))
         return Model(slope, floor, merge_slope, merge_floor, sums, lost, ends, final)
 
@@ -177,14 +162,13 @@ class Exact(Method):
         z, width = sizes, max(sizes.dim, sizes.value_dim)
         kind = self.arithmetic(z.dtype)
         item, wide = kind.itemsize, rounding.accumulator(kind).itemsize
-        pairs = z.batch * z.heads * z.queries * z.keys
         rows = z.batch * z.heads * z.queries
+        pairs = rows * z.keys
         held = rows * width * item + rows * wide
         copies = z.batch * (z.heads * z.queries + 2 * z.key_heads * z.keys)
         if kind != z.dtype or z.dim != z.value_dim:
             held += copies * width * item
-        masked = z.mask != "none"
-        if masked:
+        if z.mask != "none":
             held += (
                 z.queries * z.keys * (2 * item if z.biased else 2) if z.causal or z.mask == "full" else z.keys * item
             )
@@ -254,7 +238,7 @@ def _shares(p: Problem, out: Tensor) -> Tensor:
     norms, masked = p.norms, p.allowed is not None and p.allowed.shape[-2] > 1
     least = norms.least_value * (1 - norms.slack)
     # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
-    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else longest_values(p)
+    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else heads.longest_values(p)
     lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
     lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
@@ -266,7 +250,7 @@ def _flushed(p: Problem, model: Model, size: float) -> Tensor:
     least = norms.least_value * (1 - norms.slack)
     if least > 1e-10:
         return torch.full((1, 1, 1), lost / least, dtype=torch.float64, device=p.v.device)
-    longest = longest_seen(p, norms.v)
+    longest = heads.longest_seen(p, norms.v)
     # A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
     relative = torch.full_like(longest, lost) / at_least(longest, norms.slack, p.v.shape[-1])
     return torch.where(longest > 0, relative, 0.0)
@@ -336,16 +320,6 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return out[:, :h, :n] if lone or short else out
 
 
-def _is_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
-    """Whether PyTorch takes its fused kernel on a CPU for these."""
-    grouped = q.shape[1] != k.shape[1]
-    try:
-        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-    except RuntimeError:  # no kernel at all is switched on for them
-        return False
-    return choice == SDPBackend.FLASH_ATTENTION.value
-
-
 def _has_rows(x: Tensor, aligned: int = 1) -> bool:
     """Whether the last two axes are a matrix as libraries take them: rows that follow one another.
 
@@ -357,9 +331,13 @@ def _has_rows(x: Tensor, aligned: int = 1) -> bool:
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    grouped = q.shape[1] != k.shape[1]
-    kind = q.dtype
-    if not torch.compiler.is_compiling() and not _is_fused(q, k, v, mask, causal, scale):
+    kind, grouped, choice = q.dtype, q.shape[1] != k.shape[1], SDPBackend.FLASH_ATTENTION.value
+    if not torch.compiler.is_compiling():
+        try:
+            choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+        except RuntimeError:  # no kernel at all is switched on for them
+            choice = SDPBackend.ERROR.value
+    if choice != SDPBackend.FLASH_ATTENTION.value:
         # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
         q, k, v = (x.double() for x in (q, k, v))
         if mask is not None:  # which is added as it is

@@ -31,35 +31,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import rounding
-from avow.numerics.heads import (
-    cast_output,
-    expand_gqa,
-    grouped,
-    key_log,
-    key_seen,
-    linear_type,
-    mask_bounds,
-    per_query_head,
-    rescaled,
-    scaled_values,
-    underflow_bound,
-)
-from avow.numerics.horizons import (
-    TILE,
-    Past,
-    Shown,
-    averages,
-    cut,
-    horizons,
-    last_to_show,
-    nothing,
-    read,
-    softmax_and_log,
-    tiles,
-)
+from avow.numerics import heads, horizons, rounding
 from avow.numerics.masks import at_rows, row_tiles, seen_by
 from avow.parameters import at_least, from_to, param
 
@@ -86,45 +60,45 @@ class Latent(Method):
     segment: int = param(64, at_least(1), "keys between one horizon and the next")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = expand_gqa(self._checked(problem))
+        p = heads.expand_gqa(self._checked(problem))
         wide = _arithmetic(p)
         s = p.k.shape[-2]
         if p.mask_kind == "full":
-            return Computed(cast_output(p, self._by_definition(p, wide)), Trace(wide, s, s, None))
-        values, size = scaled_values(p, wide)
+            return Computed(heads.cast_output(p, self._by_definition(p, wide)), Trace(wide, s, s, None))
+        values, size = heads.scaled_values(p, wide)
         out, trace = self._causal(p, values) if p.causal else self._whole(p, values)
-        return Computed(cast_output(p, rescaled(out, size)), trace)
+        return Computed(heads.cast_output(p, heads.rescaled(out, size)), trace)
 
     def _causal(self, p: Problem, values: Tensor) -> tuple[Tensor, Trace]:
         """Segment by segment: rows read the latents of all segments before theirs, and their own up to themselves."""
         n, s, groups, wide = p.q.shape[-2], p.k.shape[-2], p.k.shape[1], values.dtype
         size, count = self._segments(n)
-        added = key_log(p, wide)
+        added = heads.key_log(p, wide)
         log = values.new_zeros(1, 1, s, 1) if added is None else added
         within = torch.ones(size, size, dtype=torch.bool, device=p.q.device).tril()
-        past, rises = nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
+        past, rises = horizons.nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
         last, parts = None, []
-        for tile in tiles(count, p.q.shape[0] * p.q.shape[1] * size * (self.latents + size)):
+        for tile in horizons.tiles(count, p.q.shape[0] * p.q.shape[1] * size * (self.latents + size)):
             span = slice(tile.start * size, tile.stop * size)
-            k, v = cut(p.k, span, size, 0).to(wide), cut(values, span, size, 0)
-            at = cut(log, span, size, -math.inf)  # (b, g, t, l, 1)
-            before, past, rose = horizons(self._logs(p, k, at), k, v, past)
+            k, v = horizons.cut(p.k, span, size, 0).to(wide), horizons.cut(values, span, size, 0)
+            at = horizons.cut(log, span, size, -math.inf)  # (b, g, t, l, 1)
+            before, past, rose = horizons.horizons(self._logs(p, k, at), k, v, past)
             rises = rises + rose
             near = torch.where(within, at.mT, -math.inf)  # (b, g, t, l, l)
-            shown = Shown(*averages(before, p.k.shape[-1]), k, v, near)
-            q = cut(grouped(p.q, groups), span, size, 0).to(wide).transpose(2, 3)  # (b, g, t, r, l, d)
-            out = read(q, shown, p.scale)
+            shown = horizons.Shown(*horizons.averages(before, p.k.shape[-1]), k, v, near)
+            q = horizons.cut(heads.grouped(p.q, groups), span, size, 0).to(wide).transpose(2, 3)  # (b, g, t, r, l, d)
+            out = horizons.read(q, shown, p.scale)
             if self._strays(p.sizes):
-                earlier, last = last_to_show(last, shown._replace(added=at.mT))
+                earlier, last = horizons.last_to_show(last, shown._replace(added=at.mT))
                 own = (near > -math.inf).any(-1)[:, :, :, None, :, None]
-                out = torch.where(own, out, read(q, earlier, p.scale))
+                out = torch.where(own, out, horizons.read(q, earlier, p.scale))
             parts.append(out.transpose(2, 3).flatten(3, 4))  # (b, g, r, t·l, e)
         return torch.cat(parts, -2)[..., :n, :], Trace(wide, size + 4 * count, size, rises)
 
     def _whole(self, p: Problem, values: Tensor) -> tuple[Tensor, Trace]:
         """One horizon for all rows."""
         n, s, groups, wide = p.q.shape[-2], p.k.shape[-2], p.k.shape[1], values.dtype
-        added, seen = key_log(p, wide), key_seen(p)
+        added, seen = heads.key_log(p, wide), heads.key_seen(p)
         place = torch.arange(s, device=p.q.device)[:, None]  # (s, 1)
         # Keys from `end` on are never behind the horizon: hidden ones can only draw it nearer to the start.
         end = (s - 1) // self.segment * self.segment
@@ -133,24 +107,24 @@ class Latent(Method):
             horizon = torch.where(seen, place, 0).amax(-2, keepdim=True) // self.segment * self.segment
         log = values.new_zeros(1, 1, s, 1) if added is None else added
         behind = torch.where(place < horizon, log, -math.inf)
-        past, rises = nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
+        past, rises = horizons.nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
         per_segment = p.k.shape[0] * groups * self.latents * (p.k.shape[-1] + values.shape[-1] + self.segment)
-        for tile in tiles(end // self.segment, per_segment):
+        for tile in horizons.tiles(end // self.segment, per_segment):
             span = slice(tile.start * self.segment, tile.stop * self.segment)
-            k, v, at = (cut(x, span, self.segment, 0) for x in (p.k, values, behind))
+            k, v, at = (horizons.cut(x, span, self.segment, 0) for x in (p.k, values, behind))
             k = k.to(wide)
-            _, past, rose = horizons(self._logs(p, k, at), k, v, past)
+            _, past, rose = horizons.horizons(self._logs(p, k, at), k, v, past)
             rises = rises + rose
         length = s - end if p.mask_kind == "none" else min(self.segment, s)
         near = (horizon + place[:length]).expand(*p.k.shape[:2], -1, 1)
         k, v, log = (torch.take_along_dim(x, near.clamp(max=s - 1), -2) for x in (p.k, values, log.expand_as(behind)))
         log = torch.where(near < s, log, -math.inf)
-        all_past = Past(past.reference.unsqueeze(2), past.sums.unsqueeze(2))
+        all_past = horizons.Past(past.reference.unsqueeze(2), past.sums.unsqueeze(2))
         present = (x.unsqueeze(2) for x in (k.to(wide), v, log.mT))
-        shown = Shown(*averages(all_past, p.k.shape[-1]), *present)
-        q = grouped(p.q, groups).unsqueeze(2)  # (b, g, 1, r, n, d)
+        shown = horizons.Shown(*horizons.averages(all_past, p.k.shape[-1]), *present)
+        q = heads.grouped(p.q, groups).unsqueeze(2)  # (b, g, 1, r, n, d)
         per_row = p.q.shape[0] * p.q.shape[1] * (self.latents + near.shape[-2])
-        parts = [read(q[..., rows, :].to(wide), shown, p.scale) for rows in tiles(n, per_row)]
+        parts = [horizons.read(q[..., rows, :].to(wide), shown, p.scale) for rows in horizons.tiles(n, per_row)]
         depth = min(self.segment, s) + 4 * (end // self.segment)
         return torch.cat(parts, -2).squeeze(2), Trace(wide, depth, near.shape[-2], rises)
 
@@ -159,17 +133,17 @@ class Latent(Method):
         return (k @ directions(self.latents, k).T).mul_(p.scale).add_(added)
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
-        p, norms = expand_gqa(self._checked(problem)), problem.norms
+        p, norms = heads.expand_gqa(self._checked(problem)), problem.norms
         trace: Trace = computed.trace
-        wide, kept, heads = trace.wide, p.q.dtype, p.q.shape[1]
+        wide, dtype, h = trace.wide, p.q.dtype, p.q.shape[1]
         products = rounding.products(wide, p.q.device.type)
         u, tiny, s, d, m = products.u, rounding.tiny(wide), p.k.shape[-2], p.q.shape[-1], self.latents
         scale, bias = abs(p.scale), 0.0 if p.bias is None else float(p.bias.abs().amax())
-        longest = per_query_head(norms.k.amax(-1, keepdim=True), heads)  # (b, h, 1)
+        longest = heads.per_query_head(norms.k.amax(-1, keepdim=True), h)  # (b, h, 1)
         reach = scale * norms.q * longest  # the largest logit of a row, by Cauchy–Schwarz: latent keys are no longer
         logit = products.dot(d + 8) + 8 * u
-        misread = rounding.misread_logits(norms.q, longest, p.scale, d, kept)
-        floor = 8 * d * max(tiny, rounding.largest_subnormal(kept)) * (1 + scale)
+        misread = rounding.misread_logits(norms.q, longest, p.scale, d, dtype)
+        floor = 8 * d * max(tiny, rounding.largest_subnormal(dtype)) * (1 + scale)
 
         def argument(size: Tensor) -> Tensor:
             """Biasing rounds numbers as large as the bias; shifting, what is above underflow or twice a logit at most.
@@ -196,10 +170,10 @@ class Latent(Method):
         # The weights sum to one, so errors of the values they meet are errors of the row, and add up.
         ends = 4 * products.dot(m + trace.near + 16) + 8 * (m + trace.near) * tiny
         relative = (rounding.softmax_l1_bound(up) + ends) * (1 + eta) + eta
-        final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + underflow_bound(problem, 2 * (s + m + trace.near), wide)
+        final = rounding.unit(dtype) if dtype != wide else 0.0
+        rows = relative * (1 + final) + final + heads.underflow_bound(problem, 2 * (s + m + trace.near), wide)
         assumptions = ("exp is right to 64 ulp, exp(0) is 1, and log is right to 8",)
-        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=assumptions)
+        return Promise("deterministic", heads.mask_bounds(p, rows * rounding.SAFETY), assumptions=assumptions)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)
@@ -212,9 +186,6 @@ class Latent(Method):
     def grid(cls, sizes: Sizes) -> Iterator[Latent]:
         for latents in (16, 64):
             yield cls(latents)
-
-    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
-        return BoundEstimate(math.inf, "none", True, "its target is latent attention, not softmax attention")
 
     def _checked(self, p: Problem) -> Problem:
         if p.kernel != "dot":
@@ -248,9 +219,9 @@ class Latent(Method):
             near = z.keys - behind if z.mask == "none" else min(size, z.keys)
         flops = 2 * keys * behind * m * (2 * d + e + 1) + passes * 2 * rows * read * (m + near) * (d + e)
         work = 3 * keys * behind * m + passes * 4 * rows * read * (m + near)
-        launches = 20 + count + 30 * (1 + rows * read * (m + near) // TILE)
+        launches = 20 + count + 30 * (1 + rows * read * (m + near) // horizons.TILE)
         # A tile's rows: logits, three answers, the sums of its segments; and, where causal, the averages of these.
-        at_once = min(read, max(size, TILE // max(1, rows * (m + near))))
+        at_once = min(read, max(size, horizons.TILE // max(1, rows * (m + near))))
         held = keys * (min(count, -(-at_once // size)) if z.causal else count) * m * (d + e + 1)
         reading = rows * at_once * (m + near + 3 * e) + held
         if z.causal:
@@ -262,29 +233,29 @@ class Latent(Method):
 
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: for masks that differ by row, and for the tests."""
-        n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+        n, s, h = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
         seen = seen_by(p)
-        k, v = p.k.to(dtype), per_query_head(p.v.to(dtype), heads)
-        log = per_query_head(p.scale * (directions(self.latents, k) @ k.mT), heads)  # (b, h, m, s)
-        k = per_query_head(k, heads)
+        k, v = p.k.to(dtype), heads.per_query_head(p.v.to(dtype), h)
+        log = heads.per_query_head(p.scale * (directions(self.latents, k) @ k.mT), h)  # (b, h, m, s)
+        k = heads.per_query_head(k, h)
         place = torch.arange(s, device=p.q.device)
         parts = []
-        for rows in row_tiles(n, p.q.shape[0] * heads * s * (self.latents + 1)):
+        for rows in row_tiles(n, p.q.shape[0] * h * s * (self.latents + 1)):
             sees, bias = at_rows(seen, rows), log.new_zeros(1)
             if p.bias is not None:
                 bias = at_rows(p.bias, rows).to(dtype)
             horizon = torch.where(sees, place, 0).amax(-1, keepdim=True) // self.segment * self.segment
             behind, near = sees & (place < horizon), sees & (place >= horizon)
-            down, _ = softmax_and_log(
+            down, _ = horizons.softmax_and_log(
                 torch.where(behind.unsqueeze(-2), log.unsqueeze(-3) + bias.unsqueeze(-2), -math.inf)
             )
             flat = down.flatten(2, 3)  # (b, h, n·m, s)
             latent_keys, latent_values = ((flat @ x).unflatten(2, (-1, self.latents)) for x in (k, v))
-            _, mass = softmax_and_log(torch.where(behind, bias, -math.inf))
+            _, mass = horizons.softmax_and_log(torch.where(behind, bias, -math.inf))
             q = p.q[..., rows, :].to(dtype)
             far = p.scale * (latent_keys @ q.unsqueeze(-1)).squeeze(-1) + mass - math.log(self.latents)
             own = torch.where(near, p.scale * (q @ k.mT) + bias, -math.inf)
-            up, _ = softmax_and_log(torch.cat([far, own], -1))
+            up, _ = horizons.softmax_and_log(torch.cat([far, own], -1))
             far, own = up.split((self.latents, s), -1)
             parts.append((far.unsqueeze(-2) @ latent_values).squeeze(-2) + own @ v)
         return torch.cat(parts, -2)
@@ -303,7 +274,7 @@ def directions(latents: int, like: Tensor) -> Float[Tensor, "m d"]:
 
 def _arithmetic(p: Problem) -> torch.dtype:
     """The type to compute in: wide where logits, or sums of keys, would leave the narrower one."""
-    wide = linear_type(p)
+    wide = heads.linear_type(p)
     if wide == torch.float64 or torch.compiler.is_compiling():
         return wide
     d, scale, limit = p.q.shape[-1], abs(p.scale), rounding.safe(wide)

@@ -27,24 +27,10 @@ from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import cholesky, rounding, scan, scan_costs
+from avow.numerics import cholesky, heads, rounding, scan, scan_costs
+from avow.numerics.cholesky import LandmarkFeatures, Rows, WeightedKeys
 from avow.numerics.features import Frame, centred_frame
-from avow.numerics.heads import (
-    cast_output,
-    expand_gqa,
-    grouped,
-    key_log,
-    key_seen,
-    longest_seen,
-    mask_bounds,
-    per_query_head,
-    rescaled,
-    scaled_values,
-    underflow_bound,
-    ungrouped,
-)
-from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles
 from avow.numerics.softmax import softmax_average
 from avow.parameters import from_to, param
 
@@ -56,13 +42,10 @@ class Trace(NamedTuple):
 
     key_log: Float[Tensor, "b g s"]
     key_residual: Float[Tensor, "b g s"]
-    row_residual: Float[Tensor, "b h n"]
-    row_norm: Float[Tensor, "b h n"]
-    row_log: Float[Tensor, "b h n"]
+    rows: Rows
     normaliser: Float[Tensor, "b h n"]
     unit_log: Float[Tensor, "b h n"]
     slack: Float[Tensor, "b g"]
-    query_radius: Float[Tensor, "b h n"]
     key_radius: Float[Tensor, "b g"]
     frame: Frame
     steps: int
@@ -86,97 +69,81 @@ class LowRank(Method):
             raise ParameterError("low_rank: rank", self.rank, rule, f'use rank<={sizes.keys} or method="exact"')
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = expand_gqa(problem)
+        p = heads.expand_gqa(problem)
         keys = _weighted(p)
         radius = torch.linalg.vector_norm(keys.points.detach(), dim=-1).amax(-1)
         with torch.no_grad():
             chosen = cholesky.pivots(keys.points, keys.log[..., 0], self.rank, generator)
         landmarks = keys.points.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, p.q.shape[-1]))
         features = LandmarkFeatures(p, keys, cholesky.factor(landmarks, radius))
-        values, size = scaled_values(p, torch.float64)
+        values, size = heads.scaled_values(p, torch.float64)
         sums, unit, steps = self._summed(p, features, values)
         assert sums.normaliser is not None
-        out = cast_output(p, rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
-        rows = features.rows
-        trace = Trace(
-            key_log=keys.log.detach()[..., 0],
-            key_residual=features.key_residual,
-            row_residual=rows.residual,
-            row_norm=rows.norm,
-            row_log=rows.log,
-            normaliser=ungrouped(sums.normaliser.detach())[..., 0],
-            unit_log=ungrouped(unit.detach().expand_as(sums.normaliser))[..., 0],
-            slack=features.factor.slack.detach(),
-            query_radius=rows.radius,
-            key_radius=radius,
-            frame=keys.frame,
-            steps=steps,
+        out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
+        normaliser, unit_log = (
+            heads.ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit)
         )
-        return Computed(out, trace)
+        key_log, slack = keys.log.detach()[..., 0], features.factor.slack.detach()
+        known = key_log, features.key_residual, features.rows, normaliser, unit_log
+        return Computed(out, Trace(*known, slack, radius, keys.frame, steps))
 
     def _summed(
         self, p: Problem, features: LandmarkFeatures, values: Float[Tensor, "b g s e"]
     ) -> tuple[scan.Sums, Tensor, int]:
         """Averages of values, the logs of what their normalisers are relative to, and in how many steps."""
-        heads, queries = p.q.shape[1:3]
+        h, queries = p.q.shape[1:3]
         if p.mask_kind == "full":
             return *_pairwise(p, features, values), p.k.shape[-2]  # one sum, in any order
         if p.causal:
             start = scan.nothing(values, self.rank, 1)
             sums, state = scan.causal(
-                features.of_keys,
-                lambda tile: features.of_rows(tile.rows),
-                values,
-                heads,
-                queries,
-                start,
-                normalise=True,
+                features.of_keys, lambda tile: features.of_rows(tile.rows), values, h, queries, start, True
             )
             assert sums.unit_log is not None
             return sums, sums.unit_log, state.steps
         whole = scan.settle(scan.absorb(features.of_keys, values, self.rank))
-        sums = scan.collect(features.of_rows, heads, queries, whole, normalise=True)
+        sums = scan.collect(features.of_rows, h, queries, whole, normalise=True)
         return sums, whole.top.unsqueeze(2), whole.steps
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
-        p, norms = expand_gqa(problem), problem.norms
+        p, norms = heads.expand_gqa(problem), problem.norms
         t: Trace = computed.trace
-        heads, s = p.q.shape[1], p.k.shape[-2]
-        key_radius, slack = (per_query_head(x.unsqueeze(-1), heads) for x in (t.key_radius, t.slack))
+        h, s = p.q.shape[1], p.k.shape[-2]
+        key_radius, slack = (heads.per_query_head(x.unsqueeze(-1), h) for x in (t.key_radius, t.slack))
         moved = rounding.softmax_l1_bound(2 * self._logit_error(p, norms, t, key_radius))
         missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
         # Everything below is relative to the unit of the normaliser and to the row's nearest landmark.
-        left = (missed - t.unit_log - t.row_log).exp() * t.row_residual.sqrt()
+        left = (missed - t.unit_log - t.rows.log).exp() * t.rows.residual.sqrt()
         depth = scan.depth(s, t.steps) + self.rank
-        arithmetic = (slack + rounding.gamma(4 * depth, _U)) * (1 + t.row_norm) * (mass - t.unit_log).exp()
+        arithmetic = (slack + rounding.gamma(4 * depth, _U)) * (1 + t.rows.norm) * (mass - t.unit_log).exp()
         sure = (t.normaliser - arithmetic).clamp(min=0.0)
         bound = torch.where(sure > 0, (2 * left + 4 * arithmetic) / sure.clamp(min=1e-300), math.inf)
         final = rounding.unit(p.q.dtype)
-        lost = underflow_bound(problem, s * self.rank, torch.float64)
+        lost = heads.underflow_bound(problem, s * self.rank, torch.float64)
         rows = (moved + bound.nan_to_num(math.inf)).clamp(max=2 + 4 * norms.slack) * (1 + 2 * final) + final + lost
         assumption = "exp is right to 64 ulp in float64"
-        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=(assumption,))
+        return Promise("deterministic", heads.mask_bounds(p, rows * rounding.SAFETY), assumptions=(assumption,))
 
     def _logit_error(self, p: Problem, norms: Norms, t: Trace, key_radius: Tensor) -> Tensor:
         """How far G(q, k)·w as computed may be from exp(scale·q·k + bias), in the exponent and up to the row's own."""
-        heads, d = p.q.shape[1], p.q.shape[-1]
-        radius = (t.query_radius + key_radius) ** 2
+        h, d = p.q.shape[1], p.q.shape[-1]
+        radius = (t.rows.radius + key_radius) ** 2
         centre_q, centre_k = (
-            per_query_head(torch.linalg.vector_norm(x, dim=-1), heads) for x in (t.frame.query_shift, t.frame.key_shift)
+            heads.per_query_head(torch.linalg.vector_norm(x, dim=-1), h)
+            for x in (t.frame.query_shift, t.frame.key_shift)
         )
-        longest = per_query_head(norms.k.amax(-1, keepdim=True), heads)
+        longest = heads.per_query_head(norms.k.amax(-1, keepdim=True), h)
         shift = abs(p.scale) * (norms.q + centre_q) * (longest + centre_k)
         bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
         return 8 * (d + 16) * _U * (radius + shift + bias) + 2 * rounding.EXP_ULPS * _U
 
     def _visible_log_sum(self, p: Problem, log: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
         """At least the log of the sum over the keys a row sees, of exp(log) and its bias where rows differ."""
-        heads, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
-        log = per_query_head(log, heads)
+        h, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
+        log = heads.per_query_head(log, h)
         if p.mask_kind == "full":
-            seen = visible(p)
-            parts = [torch.logsumexp(_added(p, seen, log, rows), -1) for rows in row_tiles(queries, log.numel())]
-            total = torch.cat(parts, -1)
+            tiles = row_tiles(queries, log.numel())
+            total = torch.cat([torch.logsumexp(masked(p, log.unsqueeze(-2), rows), -1) for rows in tiles], -1)
         elif p.causal:
             running = torch.logcumsumexp(log[..., : min(queries, s)], -1)
             total = torch.cat([running, running[..., -1:].expand(*running.shape[:-1], max(queries - s, 0))], -1)
@@ -187,17 +154,18 @@ class LowRank(Method):
     def cost(self, sizes: Sizes) -> Cost:
         z, r = sizes, self.rank
         rows, keys = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys
-        heads = z.batch * z.linear_key_heads
-        flops = cholesky.pivot_flops(heads, z.keys, z.dim, r) + 2 * heads * r * r * (z.dim + r)
+        groups = z.batch * z.linear_key_heads
+        few, rounds = cholesky.candidates(z.keys, r), list(cholesky.rounds(r))
+        flops = sum(2 * groups * few * (span.stop - span.start) * (z.dim + span.start) for span in rounds)
+        flops += 2 * groups * r * r * (z.dim + r)
         flops += 2 * (rows + keys) * r * (z.dim + r) + 2 * keys * z.dim
         if z.mask == "full":
             pairs = rows * z.keys
             flops += 2 * pairs * (r + z.value_dim)
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
         flops += scan_costs.flops(z, r, normalise=True, shared=True)
-        launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan_costs.count(z, r)
-        choosing = 12 * heads * cholesky.candidates(z.keys, r) * len(list(cholesky.rounds(r)))
-        work = choosing + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
+        launches = 25 * len(rounds) + 40 * scan_costs.count(z, r)
+        work = 12 * groups * few * len(rounds) + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
         return Cost(flops, work, launches, self._peak(z))
 
     def _peak(self, z: Sizes) -> int:
@@ -255,15 +223,15 @@ def _sampled(p: Problem, size: int) -> Problem:
 
 def _weighted(p: Problem) -> WeightedKeys:
     """The keys where landmarks are sought: in a frame of what rows may see, with what a mask adds to all rows alike."""
-    seen = key_seen(p) if p.mask_kind == "keys" else None
+    seen = heads.key_seen(p) if p.mask_kind == "keys" else None
     visible_keys = None if seen is None else seen.transpose(-1, -2)
-    frame = centred_frame(grouped(p.q, p.k.shape[1]), p.k, visible_keys, torch.float64)
-    return WeightedKeys.of(p, frame, seen, key_log(p, torch.float64) if p.mask_kind != "full" else None)
+    frame = centred_frame(heads.grouped(p.q, p.k.shape[1]), p.k, visible_keys, torch.float64)
+    return WeightedKeys.of(p, frame, seen, heads.key_log(p, torch.float64) if p.mask_kind != "full" else None)
 
 
 def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
     """The length of the longest value that each row sees."""
-    return grouped(longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
+    return heads.grouped(heads.longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
 
 
 def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:
@@ -280,30 +248,21 @@ def lengths(x: Float[Tensor, "*lead e"]) -> Float[Tensor, "*lead 1"]:
     return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True).clamp(min=1e-300)
 
 
-def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: slice) -> Float[Tensor, "b h l s"]:
-    """Logs of keys with the bias of each row, −inf where the row does not see the key."""
-    total = log.unsqueeze(-2)
-    if p.bias is not None:
-        total = total + at_rows(p.bias, rows).double()
-    return total if seen is None else torch.where(at_rows(seen, rows), total, -math.inf)
-
-
 def _pairwise(p: Problem, features: LandmarkFeatures, values: Tensor) -> tuple[scan.Sums, Tensor]:
     """Row by row against every key, for masks that differ by row."""
-    n, s, heads, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
-    seen = visible(p)
+    n, s, h, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
     keys = features.of_keys(slice(0, s))
     assert keys.factor is not None, "low_rank's keys come as factors with one log each"
-    log = per_query_head(keys.log[..., 0], heads)
-    phi, held = per_query_head(keys.factor, heads), per_query_head(values, heads)
+    log = heads.per_query_head(keys.log[..., 0], h)
+    phi, held = heads.per_query_head(keys.factor, h), heads.per_query_head(values, h)
     parts = []
-    for rows in row_tiles(n, p.q.shape[0] * heads * s):
-        total = _added(p, seen, log, rows)
+    for rows in row_tiles(n, p.q.shape[0] * h * s):
+        total = masked(p, log.unsqueeze(-2), rows)
         top = total.detach().amax(-1, keepdim=True)
         top = top.masked_fill(top == -math.inf, 0.0)
-        weights = (ungrouped(features.of_rows(rows)) @ phi.transpose(-1, -2)) * torch.exp(total - top)
+        weights = (heads.ungrouped(features.of_rows(rows)) @ phi.transpose(-1, -2)) * torch.exp(total - top)
         norm = weights.sum(-1, keepdim=True)
         out = (weights @ held) / torch.where(norm.abs() < 1e-300, 1.0, norm)
-        parts.append(tuple(grouped(x, groups) for x in (out, norm, top)))
+        parts.append(tuple(heads.grouped(x, groups) for x in (out, norm, top)))
     out, norm, top = (torch.cat(columns, -2) for columns in zip(*parts, strict=True))
     return scan.Sums(out, norm, None), top

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,24 +23,10 @@ from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, S
 from avow.core.requirement import INDEPENDENT
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
-from avow.numerics import kernel_rounding, rounding, scan, scan_costs
-from avow.numerics.feature_logs import FeatureLogs
-from avow.numerics.features import Frame
-from avow.numerics.heads import (
-    cast_output,
-    expand_gqa,
-    key_log,
-    key_seen,
-    linear_type,
-    mask_bounds,
-    per_query_head,
-    rescaled,
-    scaled_values,
-    underflow_bound,
-    ungrouped,
-)
+from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
+from avow.numerics.features import FeatureLogs, Frame
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles, seen_by
 from avow.numerics.softmax import softmax_average
 from avow.parameters import anything, from_to, param
 
@@ -104,13 +90,10 @@ class RandomFeatures(Method):
         return self.features
 
     def compute(
-        self,
-        problem: Problem,
-        generator: torch.Generator | None = None,
-        initial_state: FeatureState | None = None,
+        self, problem: Problem, generator: torch.Generator | None = None, initial_state: FeatureState | None = None
     ) -> Computed:
-        p = expand_gqa(problem)
-        wide = self.arithmetic(p)
+        p = heads.expand_gqa(problem)
+        wide = self.feature_dtype(p)
         if initial_state is None:
             directions = self.draw(p.q.shape[-1], generator, p.q.device)
             frame = feature_maps.frame_of(p, wide)
@@ -133,54 +116,46 @@ class RandomFeatures(Method):
             steps = state.sums.steps
         lengths = logs.query_radius, logs.key_radius
         return Computed(
-            cast_output(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None)
+            heads.cast_output(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None)
         )
 
     def _scanned(
         self, p: Problem, logs: FeatureLogs, initial_state: FeatureState | None
     ) -> tuple[Tensor, FeatureState]:
         """The answer from sums over keys, and the sums over all of them."""
-        values, size = scaled_values(p, logs.wide)
+        values, size = heads.scaled_values(p, logs.wide)
         start = None
         if initial_state is not None:
             start, values, size = scan.in_one_unit(initial_state.sums, initial_state.size, values, size)
         calm = start is None or start.top.shape[-1] == 1
         longest = torch.linalg.vector_norm(logs.directions, dim=-1).amax()
-        weights = _Weights(logs, key_log(p, logs.wide), key_seen(p), calm, longest)
-        m, heads, queries = self.features, *p.q.shape[1:3]
+        weights = _Weights(logs, heads.key_log(p, logs.wide), heads.key_seen(p), calm, longest)
+        m, h, queries = self.features, *p.q.shape[1:3]
         if p.causal:
             begin = scan.nothing(values, m, 1) if start is None else start
-            sums, state = scan.causal(
-                weights.of_keys,
-                lambda tile: weights.of_rows(tile.rows, tile.reference),
-                values,
-                heads,
-                queries,
-                begin,
-                normalise=True,
-            )
+            sums, state = scan.causal(weights.of_keys, weights.of_tile, values, h, queries, begin, True)
         else:
             state = scan.absorb(weights.of_keys, values, m, start)
             whole = scan.settle(state)
-            sums = scan.collect(lambda rows: weights.of_rows(rows, whole.top), heads, queries, whole, normalise=True)
-        return rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state, size)
+            sums = scan.collect(lambda rows: weights.of_rows(rows, whole.top), h, queries, whole, normalise=True)
+        return heads.rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state, size)
 
     def _by_kernels(
         self, p: Problem, directions: Tensor, frame: Frame, initial_state: FeatureState | None
     ) -> Computed | None:
         """The same answer where the device has kernels and they fit the problem."""
-        if not _suits(p, frame, initial_state):
+        kernels = _kernels(p, frame, initial_state)
+        if kernels is None:
             return None
-        from avow.kernels import problems
-
-        lengths = problems.radii(p)
+        lengths = kernels.radii(p)
         start = None if initial_state is None else initial_state.sums
-        means = problems.feature_means(p, directions, frame, start, lengths)
+        means = kernels.feature_means(p, directions, frame, start, lengths)
         if means is None:
             return None
         state = FeatureState(directions, frame, means.state, None)
         carried, steps = initial_state is not None, means.state.steps
-        return Computed(means.out, Trace(directions, frame, *lengths, state, steps, carried, means.rounding))
+        radii = lengths.queries, lengths.keys
+        return Computed(means.out, Trace(directions, frame, *radii, state, steps, carried, means.rounding))
 
     def draw(self, dim: int, generator: torch.Generator | None, device: torch.device) -> Float[Tensor, "m d"]:
         return feature_maps.draw(self.features, dim, self.orthogonal, generator, device)
@@ -196,14 +171,11 @@ class RandomFeatures(Method):
         return computed.out, computed.trace.final_state
 
     def step(self, problem: Problem, state: FeatureState) -> Tensor | None:
-        if not _suits(problem, state.frame, state):
-            return None
-        from avow.kernels import problems
-
-        return problems.feature_step(problem, state.directions, state.frame, state.sums)
+        kernels = _kernels(problem, state.frame, state)
+        return None if kernels is None else kernels.feature_step(problem, state.directions, state.frame, state.sums)
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
-        p, norms, trace = expand_gqa(problem), problem.norms, computed.trace
+        p, norms, trace = heads.expand_gqa(problem), problem.norms, computed.trace
         if trace.carried:
             unknown = torch.full(p.q.shape[:-1], math.inf, dtype=torch.float64, device=p.q.device)
             return Promise("none", unknown, reason="it went on from a state, whose keys are not in the problem")
@@ -215,7 +187,7 @@ class RandomFeatures(Method):
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
         assumptions = ("the generator's numbers are Gaussian", INDEPENDENT, "exp is right to 64 ulp")
-        return Promise("statistical", mask_bounds(p, rows * rounding.SAFETY), confidence, assumptions=assumptions)
+        return Promise("statistical", heads.mask_bounds(p, rows * rounding.SAFETY), confidence, assumptions=assumptions)
 
     def _rounding(
         self, p: Problem, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, trace: Trace
@@ -224,7 +196,7 @@ class RandomFeatures(Method):
 
         Every term is positive, so a wrong exponent moves weights and never changes their sign.
         """
-        wide, kept, kernel = trace.frame.key_shift.dtype, p.q.dtype, trace.kernel
+        wide, dtype, kernel = trace.frame.key_shift.dtype, p.q.dtype, trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
         radius = radius_q + radius_k
@@ -241,17 +213,24 @@ class RandomFeatures(Method):
         exponent = 4 * u * rounding.underflow_log(wide) + 3 * rounding.EXP_ULPS * u
         if kernel is not None:
             along = trace.directions
-            logs = logs + kernel_rounding.lost(along, kept) * radius + kernel_rounding.floor(along, kept)
+            logs = logs + kernel_rounding.lost(along, dtype) * radius + kernel_rounding.floor(along, dtype)
             logs = logs + kernel.shared / 2
         moved = rounding.softmax_l1_bound(2 * (logs + exponent))
         sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least + apart
-        lost = underflow_bound(p, s * m / least, wide)
-        final = rounding.unit(kept) if kept != wide else 0.0
+        lost = heads.underflow_bound(p, s * m / least, wide)
+        final = rounding.unit(dtype) if dtype != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
-    def arithmetic(self, p: Problem) -> torch.dtype:
+    def largest_radius(self, problem: Problem) -> Float[Tensor, ""]:
+        """At least the largest length of q + k in the frame."""
+        p = heads.expand_gqa(problem)
+        frame = feature_maps.frame_of(p, self.feature_dtype(p))
+        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
+        return (radius_q + radius_k).amax()
+
+    def feature_dtype(self, p: Problem) -> torch.dtype:
         """The type features are computed in: wide where squares of norms would leave the inputs' own."""
-        wide = linear_type(p)
+        wide = heads.linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():
             return wide
         if p.known_norms is None:
@@ -285,11 +264,8 @@ class RandomFeatures(Method):
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         if confidence >= 1:
             return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1")
-        p = expand_gqa(problem)
-        frame = feature_maps.frame_of(p, self.arithmetic(p))
-        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
-        worst = (radius_q + radius_k).amax()
-        variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
+        worst = self.largest_radius(problem)
+        variance = feature_maps.relative_variance(worst, self.features, problem.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
         return BoundEstimate(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
 
@@ -323,19 +299,21 @@ class _Weights:
             return log.exp_()
         return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
 
+    def of_tile(self, tile: scan.Tile) -> Float[Tensor, "b g r l m"]:
+        return self.of_rows(tile.rows, tile.reference)
+
     def _quiet(self, radius: Tensor) -> bool:
         """Whether no log of rows or keys this long is far from zero; a compiled graph does not ask."""
         longest = self.longest
         return not torch.compiler.is_compiling() and bool(1.01 * longest * radius.amax() <= _CALM[self.logs.wide])
 
 
-def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool:
-    """Whether kernels are worth asking: nothing here waits for the device, or loads them."""
-    if torch.compiler.is_compiling() or not p.causal or frame.key_shift.dtype != torch.float32:
-        return False
-    from avow.kernels import availability
+def _kernels(p: Problem, frame: Frame, state: FeatureState | None) -> Any:
+    """Kernels where they are worth asking, which is found out without a wait for the device; None elsewhere."""
+    from avow.kernels.availability import linear_kernels
 
-    return (initial_state is None or initial_state.size is None) and availability.is_available(p.q.device)
+    suits = p.causal and frame.key_shift.dtype == torch.float32 and (state is None or state.size is None)
+    return linear_kernels(p.q.device) if suits else None
 
 
 class FeatureCount(NamedTuple):
@@ -354,11 +332,8 @@ class FeatureCount(NamedTuple):
 
 def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
-    method, p = RandomFeatures(), expand_gqa(problem)
-    frame = feature_maps.frame_of(p, method.arithmetic(p))
-    radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
-    worst = (radius_q + radius_k).amax()
-    d = p.q.shape[-1]
+    method, d = RandomFeatures(), problem.q.shape[-1]
+    worst = method.largest_radius(problem)
     # From d features on, the bound is a constant over their number.
     per_feature = float(feature_maps.relative_variance(worst, d, d, method.orthogonal)) * d
     single = float(torch.expm1(worst.square()))
@@ -368,17 +343,12 @@ def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureC
 
 def _pairwise(p: Problem, logs: FeatureLogs) -> Float[Tensor, "b h n e"]:
     """Every weight as a sum over features of its own, for masks that differ by row: safe, and quadratic."""
-    n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-    seen = visible(p)
-    keys = per_query_head(torch.add(*logs.of_keys(slice(None))), heads)
-    values = per_query_head(p.v.to(logs.wide), heads)
+    n, s, h = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+    keys = heads.per_query_head(torch.add(*logs.of_keys(slice(None))), h)
+    values = heads.per_query_head(p.v.to(logs.wide), h)
     parts = []
-    for rows in row_tiles(n, p.q.shape[0] * heads * s * keys.shape[-1]):
-        log = torch.logsumexp(ungrouped(logs.of_rows(rows)).unsqueeze(-2) + keys.unsqueeze(-3), -1)
-        if p.bias is not None:
-            log = log + at_rows(p.bias, rows).to(logs.wide)
-        if seen is not None:
-            log = torch.where(at_rows(seen, rows), log, -math.inf)
-            log = torch.where(at_rows(seen, rows).any(-1, keepdim=True), log, 0.0)
+    for rows in row_tiles(n, p.q.shape[0] * h * s * keys.shape[-1]):
+        log = torch.logsumexp(heads.ungrouped(logs.of_rows(rows)).unsqueeze(-2) + keys.unsqueeze(-3), -1)
+        log = torch.where(seen_by(p, rows).any(-1, keepdim=True), masked(p, log, rows), 0.0)
         parts.append(torch.softmax(log, -1) @ values)
     return torch.cat(parts, -2)

@@ -20,24 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import kernel_rounding, rounding, scan, scan_costs
-from avow.numerics.heads import (
-    cast_output,
-    expand_gqa,
-    grouped,
-    key_log,
-    key_seen,
-    linear_type,
-    mask_bounds,
-    per_query_head,
-    rescaled,
-    scaled_values,
-    underflow_bound,
-)
+from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles
 from avow.parameters import between, param
 
 
@@ -70,10 +57,11 @@ class Separable(Method):
         return dim
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = expand_gqa(self.checked(problem))
-        wide = linear_type(p)
+        p = heads.expand_gqa(self.checked(problem))
+        wide = heads.linear_type(p)
         if p.mask_kind == "full":
-            return Computed(cast_output(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
+            # One sum, in any order.
+            return Computed(heads.cast_output(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))
         fast = self._by_kernels(p, wide)
         if fast is not None:
             return fast
@@ -85,16 +73,16 @@ class Separable(Method):
         return ColumnState(scan.nothing(problem.v.to(rounding.accumulator(problem.q.dtype)), features, features))
 
     def read_on(self, problem: Problem, state: ColumnState) -> tuple[Tensor, ColumnState]:
-        return self._scanned(problem, linear_type(problem), state)
+        return self._scanned(problem, heads.linear_type(problem), state)
 
     def _scanned(self, p: Problem, wide: torch.dtype, before: ColumnState | None) -> tuple[Tensor, ColumnState]:
         """The answer from sums over keys, those known before included, and the sums over all of them."""
-        values, size = scaled_values(p, wide)
+        values, size = heads.scaled_values(p, wide)
         queries, features = p.q.shape[-2:]
         start = scan.nothing(values, features, features)
         if before is not None:
             start, values, size = scan.in_one_unit(*before, values, size)
-        added, seen = key_log(p, wide), key_seen(p)
+        added, seen = heads.key_log(p, wide), heads.key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
             log = self.cooled(p.k[..., span, :].to(wide))
@@ -103,7 +91,7 @@ class Separable(Method):
             return scan.Keys(log, None, None if seen is None else seen[..., span, :])
 
         def mixture(rows: slice) -> Tensor:
-            return grouped(torch.softmax(self.cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
+            return heads.grouped(torch.softmax(self.cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
 
         def causal_mixture(tile: scan.Tile) -> Tensor:
             prefix = scan.running(tile.features, tile.total)
@@ -115,34 +103,24 @@ class Separable(Method):
             state = scan.absorb(keys_of, values, features, start if before is not None else None)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return cast_output(p, rescaled(sums.out, size)), ColumnState(state, size)
+        return heads.cast_output(p, heads.rescaled(sums.out, size)), ColumnState(state, size)
 
     def _by_kernels(self, p: Problem, wide: torch.dtype) -> Computed | None:
         """The same answer where the device has kernels and they fit the problem."""
-        if torch.compiler.is_compiling() or wide != torch.float32:
-            return None
-        from avow.kernels import availability
+        from avow.kernels.availability import linear_kernels
 
-        if not availability.is_available(p.q.device):
-            return None
-        from avow.kernels import problems
-
-        means = problems.column_means(p, self.temperature)
+        kernels = linear_kernels(p.q.device) if wide == torch.float32 else None
+        means = None if kernels is None else kernels.column_means(p, self.temperature)
         if means is None:
             return None
         out, kernel = means
         return Computed(out, Trace(kernel.steps, kernel))
 
     def step(self, problem: Problem, state: ColumnState) -> Tensor | None:
-        if torch.compiler.is_compiling() or state.size is not None:
-            return None
-        from avow.kernels import availability
+        from avow.kernels.availability import linear_kernels
 
-        if not availability.is_available(problem.q.device):
-            return None
-        from avow.kernels import problems
-
-        return problems.column_step(problem.q, problem.k, problem.v, state.sums, self.temperature)
+        p, kernels = problem, linear_kernels(problem.q.device) if state.size is None else None
+        return None if kernels is None else kernels.column_step(p.q, p.k, p.v, state.sums, self.temperature)
 
     def cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
@@ -154,14 +132,14 @@ class Separable(Method):
         return (wide / self.temperature).clamp(-limits.max, limits.max).to(x.dtype)
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
-        p, norms = expand_gqa(self.checked(problem)), problem.norms
-        wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
+        p, norms = heads.expand_gqa(self.checked(problem)), problem.norms
+        wide, dtype, trace = heads.linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
-        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.largest_subnormal(kept) / self.temperature
+        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.largest_subnormal(dtype) / self.temperature
         if p.bias is not None or self.temperature != 1 or kernel is not None:
             # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted; and so
             # do logarithms to base 2.
@@ -173,9 +151,10 @@ class Separable(Method):
         moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u + shared / 2)
         depth = scan.depth(s, trace.steps) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide) / least + apart
-        final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + underflow_bound(problem, s * d / least, wide)
-        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=("exp is right to 64 ulp",))
+        final = rounding.unit(dtype) if dtype != wide else 0.0
+        rows = relative * (1 + final) + final + heads.underflow_bound(problem, s * d / least, wide)
+        rows = heads.mask_bounds(p, rows * rounding.SAFETY)
+        return Promise("deterministic", rows, assumptions=("exp is right to 64 ulp",))
 
     def cost(self, sizes: Sizes) -> Cost:
         z, m = sizes, sizes.dim
@@ -199,9 +178,6 @@ class Separable(Method):
     def grid(cls, sizes: Sizes) -> Iterator[Separable]:
         yield cls()
 
-    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
-        return BoundEstimate(math.inf, "none", True, "its target is separable attention, not softmax attention")
-
     def checked(self, p: Problem) -> Problem:
         """The problem, unless it asks for what has no meaning here."""
         if not p.default_scale or p.kernel != "dot":
@@ -212,17 +188,13 @@ class Separable(Method):
 
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: quadratic, for masks that differ by row and for the tests."""
-        n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-        seen = visible(p)
-        k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
+        n, s, h = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+        k, v = (heads.per_query_head(x.to(dtype), h) for x in (p.k, p.v))
         parts = []
-        for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):
+        for rows in row_tiles(n, p.q.shape[0] * h * s * p.q.shape[-1]):
             rho = torch.softmax(self.cooled(p.q[..., rows, :].to(dtype)), -1)
-            log = self.cooled(k).unsqueeze(-3)  # (b, h, 1, s, d)
-            if p.bias is not None:
-                log = log + at_rows(p.bias, rows).to(dtype).unsqueeze(-1)
-            if seen is not None:
-                log = torch.where(at_rows(seen, rows).unsqueeze(-1), log, -math.inf)
+            added = masked(p, k.new_zeros(1, 1, 1, s), rows).unsqueeze(-1)
+            log = self.cooled(k).unsqueeze(-3) + added  # (b, h, l, s, d)
             top = log.detach().amax(-2, keepdim=True)
             columns = torch.exp(log - top.masked_fill(top == -math.inf, 0.0))
             columns = columns / columns.sum(-2, keepdim=True).clamp(min=_least(dtype))

@@ -235,7 +235,7 @@ class KeyValueCache(TokenBuffers):
         if not usual or not serves(q, v):
             return None
         reason = functools.partial(self._why_all, tol is None, method, self.length)
-        answer = self._reads.quick(q, k, v, self._ends, self._value_slack, tol, scale, reason)
+        answer = self._reads.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
         return None if answer is None else Attended(*answer)
 
     def save(self, path: str | Path) -> None:
@@ -385,7 +385,7 @@ class KeyValueCache(TokenBuffers):
         """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
         if self.device.type == "cpu" and self.window is None and not problem.empty:
-            answer = self._reads.attend(problem, self._ends, self._value_slack, requirement.tol, reason)
+            answer = self._reads.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
             if answer is not None:
                 return Attended(*answer)
         return attend_exact(self._measured(call).problem, requirement, reason)

@@ -10,12 +10,9 @@ What every method stands on:
     softmax           softmax averages by their definition: the truth
 Sums over keys in linear time:
     scan              one state, one pass, no overflow
-    row_accumulator   what rows collect on the way
     scan_costs        what a pass costs
     features          random features, the frames they live in, and how many a tolerance needs
-    feature_logs      their logarithms, tile by tile
-    cholesky          landmarks, and what they leave over
-    landmark_features features by landmarks, tile by tile
+    cholesky          features by landmarks, and what landmarks leave over
     horizons          averages of all that lies behind a row
 Tokens that are left unread:
     sketch            keys in a few bits, with a bound on every product
@@ -30,8 +27,7 @@ Tokens that are left unread:
     shard_steps       steps that one process takes, or many shards together
 Caches of tokens, in one pass:
     fast_decode       averages from the heavy tokens alone
-    logit_upper_bounds  the most that each may weigh
-    selection         which of them to read
+    selection         the most that each may weigh, and which of them to read
     fused             loops that a compiler makes of torch code
 Proofs:
     intervals         numbers and matrices that carry their own error

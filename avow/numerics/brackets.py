@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from avow.numerics.rounding import SAFETY, Products, products, unit
-from avow.numerics.sketch import Sketch
+from avow.numerics.sketch import Sketch, field
 
 # Numbers that are unpacked at once.
 _STRIP = 2**19
@@ -79,13 +79,13 @@ def bracketed(
     bias: Float64[Tensor, "b g r s"] | None = None,
 ) -> Brackets:
     """The ends of exp(factor·q·k + bias) for every sketched row k; both 0 where a row is not seen."""
-    told = ends(q, sketch, factor)
-    middle = products_with(told.q, sketch)  # (b, g, r, c, G)
-    grown = told.grown
-    sane = (grown < _FAR) & (told.slope < _FAR)
-    least = told.tilt * sketch.reach.double().unsqueeze(-2) + told.floor  # (b, g, r, c)
+    errors = ends(q, sketch, factor)
+    middle = products_with(errors.q, sketch)  # (b, g, r, c, G)
+    grown = errors.grown
+    sane = (grown < _FAR) & (errors.slope < _FAR)
+    least = errors.tilt * sketch.reach.double().unsqueeze(-2) + errors.floor  # (b, g, r, c)
     least = torch.where(sane, least, math.inf).float() * (1 + _EXP) + 2.0**-60
-    slope = told.slope.clamp(max=_FAR).float().unsqueeze(-1)
+    slope = errors.slope.clamp(max=_FAR).float().unsqueeze(-1)
     half = torch.addcmul(least.unsqueeze(-1), slope, sketch.radius.float().unsqueeze(2)).flatten(3)  # (b, g, r, s)
     middle = middle.flatten(3)
     if bias is None:
@@ -113,11 +113,6 @@ def _below(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     top = shown.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
     top = top.masked_fill(top == -math.inf, 0.0)
     return top, x - top
-
-
-def field(bits: int) -> int:
-    """The bits that a code takes in its byte."""
-    return next(width for width in (2, 4, 8) if bits <= width)
 
 
 def products_with(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tensor, "b g r c G"]:

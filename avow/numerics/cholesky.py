@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from avow.numerics import rounding
+from avow.core import Problem
+from avow.numerics import rounding, scan
+from avow.numerics.features import Frame, framed_keys, framed_queries
+from avow.numerics.heads import grouped
 
 _U = rounding.unit(torch.float64)
 # Below this the diagonal is told apart from rounding and jitter no more.
@@ -35,11 +38,6 @@ def log_gauss(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b r d"]) -> Float[T
     """−‖x−z‖²/2, never above zero."""
     squares = x.square().sum(-1, keepdim=True) + z.square().sum(-1).unsqueeze(-2)
     return (x @ z.transpose(-1, -2) - 0.5 * squares).clamp(max=0.0)
-
-
-def gauss_error(radius: Tensor, dim: int) -> Tensor:
-    """The rounding of `log_gauss` for vectors of norm up to `radius`, in float64."""
-    return 8 * (dim + 8) * _U * radius.square()
 
 
 def rounds(rank: int) -> Iterator[slice]:
@@ -163,12 +161,6 @@ def remaining(left: Float[Tensor, "b g s"], fresh: Float[Tensor, "b g l s"]) -> 
     return left.masked_fill_(left < _SPENT, 0.0)
 
 
-def pivot_flops(heads: int, keys: int, dim: int, rank: int) -> int:
-    """Multiply-adds, counted as two, of `pivots`."""
-    few = candidates(keys, rank)
-    return sum(2 * heads * few * (span.stop - span.start) * (dim + span.start) for span in rounds(rank))
-
-
 class Factor(NamedTuple):
     """φ(x) = B·G(Z,x), and the rounding of φ."""
 
@@ -182,7 +174,8 @@ def factor(landmarks: Float[Tensor, "b g r d"], radius: Float[Tensor, "b g"]) ->
     r, d = landmarks.shape[-2:]
     kernel = torch.exp(log_gauss(landmarks, landmarks))
     eye = torch.eye(r, dtype=kernel.dtype, device=kernel.device)
-    entry = torch.expm1(gauss_error(radius, d).clamp(max=1.0)) + 4 * _U
+    # `log_gauss` rounds by 8·(d + 8)·u·radius² at most.
+    entry = torch.expm1((8 * (d + 8) * _U * radius.square()).clamp(max=1.0)) + 4 * _U
     # ‖ΔG‖ ≤ r·entry and the backward error of Cholesky ≤ γ_{r+1}·trace(G+λ): λ covers both twice over.
     least = 2 * r * entry + 8 * (r + 1) * _U * r + 1e-13
     # What rounding adds to a residual falls as λ^-½, what λ itself adds grows as λ: the sum is least between.
@@ -209,3 +202,82 @@ def residual(phi: Float[Tensor, "b g n r"], slack: Float[Tensor, "b g"]) -> Floa
     """At least 1 − ‖φ(x)‖², whatever rounding did to φ."""
     left = 1 - phi.square().sum(-1)
     return (left + 4 * slack[..., None] + 2 * slack[..., None].square() + 64 * phi.shape[-1] * _U).clamp(0.0, 1.0)
+
+
+class WeightedKeys(NamedTuple):
+    """Keys in a frame, each with the log of its weight."""
+
+    frame: Frame
+    points: Float64[Tensor, "b g s d"]
+    log: Float64[Tensor, "b g s 1"]
+    seen: Bool[Tensor, "#b #g s 1"] | None
+
+    @staticmethod
+    def of(
+        p: Problem,
+        frame: Frame,
+        seen: Bool[Tensor, "#b #g s 1"] | None = None,
+        added: Float64[Tensor, "#b #g s 1"] | None = None,
+    ) -> WeightedKeys:
+        """The keys of a problem; what is `added` to a key's logits adds to its log."""
+        points, _, shift = framed_keys(p, frame, slice(None), torch.float64)
+        if seen is not None:
+            # What no row may see must not stretch the space the landmarks live in.
+            points, shift = torch.where(seen, points, 0.0), torch.where(seen, shift, 0.0)
+        log = shift + points.square().sum(-1, keepdim=True)  # ‖k‖²/2 + the shift of the queries
+        return WeightedKeys(frame, points, log if added is None else log + added, seen)
+
+
+class Rows(NamedTuple):
+    """What a bound must know of rows; features are relative to the nearest landmark of each."""
+
+    residual: Float64[Tensor, "b h l"]
+    """What landmarks miss of it."""
+    norm: Float64[Tensor, "b h l"]
+    """Of the features."""
+    log: Float64[Tensor, "b h l"]
+    """Of the nearest landmark."""
+    radius: Float64[Tensor, "b h l"]
+    """How long it is in the frame."""
+
+
+class LandmarkFeatures:
+    """Features of a problem's rows and keys by some landmarks, and notes on all that were asked for, in that order."""
+
+    def __init__(self, p: Problem, keys: WeightedKeys, factor: Factor) -> None:
+        self.keys, self.factor, self._problem = keys, factor, p
+        # Where there is no key, there still is something to join.
+        self._residuals = [keys.points.new_zeros(*keys.points.shape[:2], 0)]
+        self._rows: list[Rows] = []
+
+    def of_keys(self, span: slice) -> scan.Keys:
+        """Those of some keys, with their weights, as a scan takes them."""
+        phi = features(self.factor, self.keys.points[..., span, :])
+        self._residuals.append(residual(phi.detach(), self.factor.slack))
+        seen = None if self.keys.seen is None else self.keys.seen[..., span, :]
+        return scan.Keys(self.keys.log[..., span, :].clone(), phi, seen)
+
+    def of_rows(self, rows: slice) -> Float64[Tensor, "b g r l m"]:
+        """Those of some rows, relative to the nearest landmark of each."""
+        queries = framed_queries(self._problem, self.keys.frame, rows, torch.float64)
+        x = grouped(queries, self._problem.k.shape[1])  # (b, g, r, l, d)
+        flat = x.flatten(2, 3)
+        log = log_gauss(flat, self.factor.landmarks)
+        near = log.detach().amax(-1, keepdim=True)
+        phi = torch.exp(log - near) @ self.factor.b.transpose(-1, -2)
+        with torch.no_grad():
+            left = residual(phi * torch.exp(near), self.factor.slack)
+            norm, radius = (torch.linalg.vector_norm(y, dim=-1) for y in (phi, flat))
+            by_row = (y.unflatten(2, x.shape[2:4]).flatten(1, 2) for y in (left, norm, near[..., 0], radius))
+            self._rows.append(Rows(*by_row))
+        return phi.unflatten(2, x.shape[2:4])
+
+    @property
+    def key_residual(self) -> Float64[Tensor, "b g s"]:
+        """What landmarks miss of each key."""
+        return torch.cat(self._residuals, -1)
+
+    @property
+    def rows(self) -> Rows:
+        """The notes on all of them."""
+        return Rows(*(torch.cat(column, -1) for column in zip(*self._rows, strict=True)))

@@ -1,11 +1,11 @@
 r"""Averages of values under exponential weights from the heavy tokens alone: no masks, no biases, no odds.
 
-It does what `outlook` and `reading` do for any problem, made for long caches on a CPU, where every look at all tokens
-counts. Tokens have an upper end each; where to stop is guessed from every few of them and proved from all:
+It does what `tail_histogram` and `gather` do for any problem, made for long caches on a CPU, where every look at all
+tokens counts. Tokens have an upper end each; where to stop is guessed from every few of them and proved from all:
 
 .. math:: \|o^* - o_H\| \le \frac{\sum_T e^{b_j} (\|v_j\| + \|o_H\|)}{Z_H}   [claim tail-mass-output]
 
-or from what they weigh together, as `crowds` has it, where that is less.
+or from what they weigh together, as `aggregate_error` has it, where that is less.
 
 A head reads what any of its rows wants, and gives it to all of them. What is read is multiplied in float32 as long as
 its rounding is a small part of what may be lost, and in float64 otherwise; short sums go on in float64. Both loops over
@@ -23,9 +23,8 @@ from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor
 
 from avow.numerics.brackets import Ends, ends
-from avow.numerics.logit_upper_bounds import uppers
 from avow.numerics.rounding import EXP_ULPS, products, softmax_l1_bound, tiny, unit
-from avow.numerics.selection import Unfit, View, crowded, where
+from avow.numerics.selection import Unfit, View, crowded, uppers, where
 from avow.numerics.sketch import GROUP, Sketch
 
 # What is aimed at, of what may be lost; less whenever that was not enough.
@@ -90,30 +89,30 @@ class Skim:
         """What the sketch of the first keys says of all tokens but the first `hidden`.
 
         `lengths` bound those of values, none of them above `longest`. `bold` may hold what a look before this one
-        found: sketches promise less than is true, by about the same in step after step. Raises `Unfit` where float32
+        bounds: sketches promise less than is true, by about the same in step after step. Raises `Unfit` where float32
         has no room for these numbers.
         """
         known = sketch.rows
         if known == 0:
             raise Unfit("nothing is sketched")
-        told = ends(q, sketch, factor)
-        _check(told, sketch, longest)
+        errors = ends(q, sketch, factor)
+        _check(errors, sketch, longest)
         wide = q.detach().double() * factor
         kind, rounding, stray = _arithmetic(wide, k, v, longest_key, longest, drop)
-        found = uppers(told, sketch, compiled, int(hidden > 0 and known > GROUP))
+        bounds = uppers(errors, sketch, compiled, int(hidden > 0 and known > GROUP))
         if hidden:
-            found.weights.flatten(3)[..., :hidden] = 0
-            found.tops.copy_(found.weights.amax(-1))
-            found.sums.copy_(found.weights.sum(-1))
-            found.radii.copy_((found.weights * sketch.radius.float().unsqueeze(2)).sum(-1))
+            bounds.weights.flatten(3)[..., :hidden] = 0
+            bounds.tops.copy_(bounds.weights.amax(-1))
+            bounds.sums.copy_(bounds.weights.sum(-1))
+            bounds.radii.copy_((bounds.weights * sketch.radius.float().unsqueeze(2)).sum(-1))
         near = lengths[..., :known].float() if lengths.dtype != torch.float64 else _up(lengths[..., :known])
         # Ends are above what is expected by about their radius, of each group the mean under its weights.
-        shrunk = torch.exp(-told.slope.float() * (found.radii / found.sums.clamp(min=2.0**-100)))  # (b, g, r, c)
-        mass = (found.sums * shrunk).sum(-1).double()
+        shrunk = torch.exp(-errors.slope.float() * (bounds.radii / bounds.sums.clamp(min=2.0**-100)))  # (b, g, r, c)
+        mass = (bounds.sums * shrunk).sum(-1).double()
         bold = torch.ones_like(mass) if bold is None or bold.shape != mass.shape else bold
         budget = _AIMS[0] * (drop - rounding) * most.unsqueeze(-1) * mass * bold
         near = near.unflatten(-1, (-1, GROUP))
-        view = View.of(found, near, longest, budget, crowded(q, sketch, factor, told), compiled)
+        view = View.of(bounds, near, longest, budget, crowded(q, sketch, factor, errors), compiled)
         return Skim(wide, k, v, most, drop, kind, rounding, stray, view, hidden, bold)
 
     @property
@@ -131,16 +130,16 @@ class Skim:
         if not all(x.numel() for x in places):
             raise Unfit("a hidden token would weigh more than all others")
         count, read = [0] * len(places), view.wanted
-        found: _Sums | None = None
+        partial: _Sums | None = None
         bolder: Tensor | None = None
         for aim in (*_AIMS[1:], 0.0):
             part = self._sums(places)
-            found = part if found is None else found.joined(part)
+            partial = part if partial is None else partial.joined(part)
             count = [already + x.numel() for already, x in zip(count, places, strict=True)]
-            average = found.sums / found.total.unsqueeze(-1)
+            average = partial.sums / partial.total.unsqueeze(-1)
             length = torch.linalg.vector_norm(average, dim=-1) + self.rounding * most
-            tail = view.behind(length) * (view.ends.origin - found.top).exp()
-            moved = tail / (found.total * most) * (2 * self.stray).exp() * (1 + 1e-6) + self.rounding
+            tail = view.behind(length) * (view.ends.origin - partial.top).exp()
+            moved = tail / (partial.total * most) * (2 * self.stray).exp() * (1 + 1e-6) + self.rounding
             room = (self.drop - self.rounding) / (moved - self.rounding)
             if bolder is None:
                 bolder = (self.bold * room).nan_to_num(1.0).clamp(1.0, _BOLDEST)
@@ -195,9 +194,9 @@ class _Sums(NamedTuple):
         return _Sums(top, self.total * mine + other.total * theirs, sums)
 
 
-def _check(told: Ends, sketch: Sketch, longest: Float64[Tensor, "b g"]) -> None:
-    most = float((told.length.squeeze(-1) * sketch.reach.amax(-1, keepdim=True)).amax())
-    if not most + float(told.slope.amax()) <= _REACH or not float(told.grown.amax()) <= 2.0**60:
+def _check(errors: Ends, sketch: Sketch, longest: Float64[Tensor, "b g"]) -> None:
+    most = float((errors.length.squeeze(-1) * sketch.reach.amax(-1, keepdim=True)).amax())
+    if not most + float(errors.slope.amax()) <= _REACH or not float(errors.grown.amax()) <= 2.0**60:
         raise Unfit("products may be too large")
     if not (float(longest.amax()) <= _LONG and float(longest.amin()) >= _FAINT):
         raise Unfit("values are too long or too short")

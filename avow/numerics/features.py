@@ -189,10 +189,40 @@ def radii(p: Problem, frame: Frame, rows: Tensor, keys: Tensor, norms: Norms) ->
     centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
     centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()
     longest_key = per_query_head(norms.k.amax(-1, keepdim=True), p.k.shape[1])
-    reach = abs(p.scale) * (centre_q + _per_group(norms.q, p.k.shape[1])) * (longest_key + centre_k)
+    longest_query = norms.q.reshape(norms.q.shape[0], p.k.shape[1], -1).amax(-1, keepdim=True)  # (b, g, 1)
+    reach = abs(p.scale) * (centre_q + longest_query) * (longest_key + centre_k)
     return radius_q, per_query_head(radius_k, heads), per_query_head(reach, heads)
 
 
-def _per_group(x: Float[Tensor, "b h n"], groups: int) -> Float[Tensor, "b g 1"]:
-    """The largest entry among the query heads of each key head."""
-    return x.reshape(x.shape[0], groups, -1).amax(-1, keepdim=True)
+class FeatureLogs:
+    """Logs of the features of a problem along some directions, and notes on how long rows and keys are in the frame."""
+
+    def __init__(self, p: Problem, directions: Float[Tensor, "m d"], frame: Frame, wide: torch.dtype) -> None:
+        self.problem, self.directions, self.frame, self.wide = p, directions, frame, wide
+        # (b, g, d, m): one product per head
+        self._across = directions.to(wide).T.expand(*p.k.shape[:2], -1, -1).contiguous()
+        # Where there is neither row nor key, there still is something to join.
+        self.query_radii: list[Float[Tensor, "b h l"]] = [p.q.new_zeros(*p.q.shape[:2], 0, dtype=wide)]
+        self.key_radii: list[Float[Tensor, "b g 1"]] = [p.k.new_zeros(*p.k.shape[:2], 1, dtype=wide)]
+
+    def of_rows(self, span: slice) -> Float[Tensor, "b g r l m"]:
+        """Those of some rows, as many in each of the r query heads that share a key head."""
+        rows = framed_queries(self.problem, self.frame, span, self.wide)
+        self.query_radii.append(torch.linalg.vector_norm(rows.detach(), dim=-1))
+        return grouped(rows, self.problem.k.shape[1]) @ self._across.unsqueeze(2)
+
+    def of_keys(self, span: slice) -> tuple[Float[Tensor, "b g l m"], Float[Tensor, "b g l 1"]]:
+        """Those of some keys, and what each key adds to all of its own."""
+        keys, length, shift = framed_keys(self.problem, self.frame, span, self.wide)
+        self.key_radii.append(length.detach()[..., 0].amax(-1, keepdim=True))
+        return keys @ self._across, shift
+
+    @property
+    def query_radius(self) -> Float[Tensor, "b h l"]:
+        """The length in the frame of every row that was asked for, in that order."""
+        return torch.cat(self.query_radii, -1)
+
+    @property
+    def key_radius(self) -> Float[Tensor, "b g 1"]:
+        """The length in the frame of the longest key that was asked for."""
+        return torch.cat(self.key_radii, -1).amax(-1, keepdim=True)

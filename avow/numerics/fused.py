@@ -47,7 +47,7 @@ class Fused:
 
     def __init__(self, function: Callable[..., Any], axis: int = 0) -> None:
         self.plain, self.axis = function, axis
-        self._made: Callable[..., Any] | None = None
+        self._compiled: Callable[..., Any] | None = None
         self._known: set[_Family] = set()
         self._failures: dict[_Family, _Failure] = {}
 
@@ -62,17 +62,17 @@ class Fused:
             failure.left -= 1
             raise NotCompiled(failure.reason)
         try:
-            if self._made is not None and family in self._known:
-                return self._made(*long, *others)
+            if self._compiled is not None and family in self._known:
+                return self._compiled(*long, *others)
             with warnings.catch_warnings():
                 # A compiler warns of its own insides.
                 warnings.simplefilter("ignore")
                 for x in long:
                     torch._dynamo.maybe_mark_dynamic(x, self.axis)
-                self._made = self._made or torch.compile(self.plain, options=_OPTIONS, fullgraph=True)
+                self._compiled = self._compiled or torch.compile(self.plain, options=_OPTIONS, fullgraph=True)
                 # Families are few and wanted: past its usual limit the compiler would give up on all further ones.
                 with torch._dynamo.config.patch(recompile_limit=_FAMILIES):
-                    found = self._made(*long, *others)
+                    result = self._compiled(*long, *others)
         except Exception as error:  # whatever a compiler, its installation or a full disk may come up with
             if is_out_of_memory(error):
                 raise
@@ -83,7 +83,7 @@ class Fused:
             raise NotCompiled(reason) from error
         self._known.add(family)
         self._failures.pop(family, None)
-        return found
+        return result
 
     def _family(self, long: Sequence[Tensor], others: Sequence[Any]) -> _Family:
         """What compiled code depends on: every size but those that may change, every type, every plain number."""

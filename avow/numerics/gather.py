@@ -35,6 +35,7 @@ class Tokens:
     """The power of two that values are divided by."""
 
 
+@dataclass(frozen=True)
 class Read(ABC):
     """What was read of some tokens. Numbers per token, `x`, have a shape of the reader's own; unread ones are 0."""
 
@@ -74,10 +75,6 @@ class Masked(Read):
 
     whole: Float64[Tensor, "b g r s"]
     values: Float64[Tensor, "b g s e"]
-    logits: Float64[Tensor, "b g r s"]
-    top: Float64[Tensor, "b g r 1"]
-    weights: Float64[Tensor, "b g r s"]
-    total: Float64[Tensor, "b g r 1"]
 
     @staticmethod
     def of(tokens: Tokens) -> Masked:
@@ -86,7 +83,7 @@ class Masked(Read):
         whole = whole if tokens.bias is None else whole + tokens.bias
         zero = whole.new_zeros(*whole.shape[:-1], 1)
         nothing = zero.expand(whole.shape)
-        return Masked(whole, tokens.v.double() / tokens.size, nothing - math.inf, zero, nothing, zero)
+        return Masked(nothing - math.inf, zero, nothing, zero, whole, tokens.v.double() / tokens.size)
 
     def detached(self) -> Masked:
         """The same numbers, outside autograd."""
@@ -121,12 +118,8 @@ class Gathered(Read):
     tokens: Tokens
     head: Int[Tensor, " m"]
     place: Int[Tensor, " m"]
-    found: Float64[Tensor, "m r"]
+    all_logits: Float64[Tensor, "m r"]
     """Logits of all rows, of those too that did not choose the token."""
-    logits: Float64[Tensor, "m r"]
-    top: Float64[Tensor, "b g r 1"]
-    weights: Float64[Tensor, "m r"]
-    total: Float64[Tensor, "b g r 1"]
 
     @staticmethod
     def of(tokens: Tokens) -> Gathered:
@@ -134,7 +127,7 @@ class Gathered(Read):
         nothing = tokens.k.new_zeros(0, dtype=torch.int64)
         none = tokens.q.new_zeros(0, tokens.q.shape[2])
         zero = tokens.q.new_zeros(*tokens.q.shape[:-1], 1)
-        return Gathered(tokens, nothing, nothing, none, none, zero, none, zero)
+        return Gathered(none, zero, none, zero, tokens, nothing, nothing, none)
 
     def joined(self, which: Bool[Tensor, "b g r s"]) -> Gathered:
         # Rows one after the other: reducing over an axis of a few bytes is slower.
@@ -143,19 +136,19 @@ class Gathered(Read):
         head, place = wanted.nonzero().unbind(-1)
         q = self.tokens.q.flatten(0, 1)  # (bg, r, d)
         parts = [rows @ q[i].T for i, _, rows in _strips(self.tokens.k, head, place)]
-        found = torch.cat(parts) if parts else q.new_zeros(0, q.shape[1])
+        all_logits = torch.cat(parts) if parts else q.new_zeros(0, q.shape[1])
         if self.tokens.bias is not None:
-            found = found + _at(self.tokens.bias, head, place)
+            all_logits = all_logits + _at(self.tokens.bias, head, place)
         head, place = torch.cat([self.head, head]), torch.cat([self.place, place])
-        found = torch.cat([self.found, found])
-        logits = torch.where(_at(which, head, place), found, -math.inf)
+        all_logits = torch.cat([self.all_logits, all_logits])
+        logits = torch.where(_at(which, head, place), all_logits, -math.inf)
         top = q.new_full(q.shape[:2], -math.inf)  # (bg, r)
         top = top.scatter_reduce(0, head.unsqueeze(-1).expand_as(logits), logits, "amax")
         top = top.masked_fill(top == -math.inf, 0.0)
         weights = (logits - top[head]).exp()
         total = torch.zeros_like(top).index_add_(0, head, weights)
         top, total = (x.reshape(self.top.shape) for x in (top, total))
-        return Gathered(self.tokens, head, place, found, logits, top, weights, total)
+        return Gathered(logits, top, weights, total, self.tokens, head, place, all_logits)
 
     def at(self, dense: Tensor) -> Tensor:
         return _at(dense, self.head, self.place)
@@ -173,7 +166,7 @@ class Gathered(Read):
 
     def squares(self, center: Float64[Tensor, "b g r e"]) -> Tensor:
         flat, small = center.flatten(0, 1), self.tokens.size.flatten().reciprocal()
-        out = torch.zeros_like(self.found)
+        out = torch.zeros_like(self.all_logits)
         for i, span, rows in _strips(self.tokens.v, self.head, self.place):
             rows.mul_(small[i])
             across = rows @ flat[i].T

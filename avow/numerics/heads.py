@@ -43,13 +43,9 @@ def expand_gqa(p: Problem) -> Problem:
 
 def key_log(p: Problem, dtype: torch.dtype) -> Float[Tensor, "#b #g s 1"] | None:
     """What is added to the log of each key: its bias, −inf where it is hidden from all rows; None for nothing."""
-    if p.allowed is None and p.bias is None:
-        return None
-    zero = torch.zeros((), dtype=dtype, device=p.q.device)
-    bias = zero if p.bias is None else p.bias.to(dtype)
-    if p.bias is not None and p.allowed is None:
-        return bias.transpose(-1, -2)
-    assert p.allowed is not None
+    if p.allowed is None:
+        return None if p.bias is None else p.bias.to(dtype).transpose(-1, -2)
+    bias = torch.zeros((), dtype=dtype, device=p.q.device) if p.bias is None else p.bias.to(dtype)
     return torch.where(p.allowed, bias, -math.inf).transpose(-1, -2)
 
 

@@ -57,7 +57,7 @@ COMFORT = 1e-3, 3e4
 # Totals below this, relative to the largest key of a chunk, are not answered for.
 THIN = 2.0**-80
 # What logs of features may be away from the guess, logs of keys from each other, and logits of softmaxes from zero.
-_REACH, _RANGE, STEEP = 50.0, 10.0, 256.0
+_REACH, RANGE, STEEP = 50.0, 10.0, 256.0
 # Factors of logarithms up to this one, and down to its inverse, need no power of two beside them.
 NEAR = 8.0
 # Normalisers that random features' kernels answer for.
@@ -115,14 +115,9 @@ def reaches(features: int, longest: float, radius_q: float, radius_k: float) -> 
     guess = lift(features)
     spread = guess**2 / 2 + max(0.0, radius_k**2 / 2 - guess * radius_k)
     known = radius_q >= 0 and radius_k >= 0
-    return known and (longest + guess) * max(radius_q, radius_k) <= _REACH and spread <= _RANGE
-
-
-def top_reaches(lowest: float, highest: float) -> bool:
-    """Whether logs that older sums are relative to lie beside those of new keys."""
-    return lowest >= -_RANGE and highest <= _RANGE
+    return known and (longest + guess) * max(radius_q, radius_k) <= _REACH and spread <= RANGE
 
 
 def least(features: int, longest: float, radius_k: float) -> float:
     """What a row's normaliser is at least, relative to what may vanish beside it."""
-    return min(_LEAST_NORMALISER, math.exp(-(longest + lift(features)) * radius_k)) * math.exp(-_RANGE)
+    return min(_LEAST_NORMALISER, math.exp(-(longest + lift(features)) * radius_k)) * math.exp(-RANGE)

@@ -87,6 +87,14 @@ def additive(p: Problem, dtype: torch.dtype) -> Tensor | None:
     return (shown - shown.detach().amax(-1, keepdim=True)).to(dtype)
 
 
+def masked(p: Problem, logits: Float[Tensor, "#b #h #l s"], rows: slice) -> Float[Tensor, "#b #h #l s"]:
+    """Logits of some rows with their biases, −inf where a row does not see the key."""
+    if p.bias is not None:
+        logits = logits + at_rows(p.bias, rows).to(logits.dtype)
+    seen = visible(p, rows)
+    return logits if seen is None else torch.where(seen, logits, -math.inf)
+
+
 def at_rows(x: Tensor, rows: slice) -> Tensor:
     """Some rows of a mask or bias, which may be one row that stands for all."""
     return x if x.shape[-2] == 1 else x[..., rows, :]

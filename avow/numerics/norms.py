@@ -48,7 +48,9 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
         _check_finite(x, name, largest)
         if faithful and kind == torch.float64:
             return lengths(x)
-        exponent = _exponent(x)
+        exponent = 0  # float64 has room for the squares of every other type
+        if kind == torch.float64 and (size := float(x.abs().amax())) > 0:
+            exponent = max(-1000, min(1000, math.frexp(size)[1]))
         wide = torch.linalg.vector_norm(widened(x) * 2.0**-exponent, dim=-1) * 2.0**exponent
         vanishing = 2.0 ** (exponent - 500) + 2 * largest_subnormal(kind) if kind == torch.float64 else 0.0
     d = x.shape[-1]
@@ -110,14 +112,6 @@ def length_floors(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
     top = wide.abs().amax(-1)
     inner = torch.linalg.vector_norm(wide / torch.where(top > 0, top, 1.0).unsqueeze(-1), dim=-1)
     return (top * inner * (1 - most) - tiny(torch.float64)).clamp(min=0.0)
-
-
-def _exponent(x: Tensor) -> int:
-    """The power of two that brings the largest entry of x near one; 0 where float64 has room enough anyway."""
-    if x.dtype != torch.float64:
-        return 0
-    largest = float(x.abs().amax())
-    return max(-1000, min(1000, math.frexp(largest)[1])) if largest > 0 else 0
 
 
 def _check_finite(x: Tensor, name: str, largest: float) -> None:

@@ -22,9 +22,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.numerics.row_accumulator import Collector
-from avow.numerics.row_accumulator import Sums as Sums
-
 # Keys per block: within a block rows meet keys pair by pair, between blocks through sums.
 BLOCK = 64
 # Keys per tile: a tile shares one reference, and its features (all heads) stay in cache.
@@ -62,6 +59,17 @@ class State(NamedTuple):
         return State(reference, self.sums * shrink, self.total * shrink, self.steps)
 
 
+class Sums(NamedTuple):
+    """What rows collect: weighted sums of values, divided by their normalisers where those were asked for.
+
+    Normalisers are relative to exp(`unit_log`), noted for features that share one logarithm.
+    """
+
+    out: Float[Tensor, "b g r n e"]
+    normaliser: Float[Tensor, "b g r n 1"] | None
+    unit_log: Float[Tensor, "b g r n 1"] | None
+
+
 class Tile(NamedTuple):
     """What a row needs to know of its tile to weigh it; `total` is that of all keys before the tile."""
 
@@ -73,6 +81,54 @@ class Tile(NamedTuple):
 
 KeysOf = Callable[[slice], Keys]
 RowsOf = Callable[[Tile], Tensor]
+
+
+class _Collector:
+    """Rows as they are finished: written in place, or kept for one concatenation where autograd watches."""
+
+    def __init__(self, queries: int) -> None:
+        self.queries, self.done = queries, 0
+        self.parts: list[Sums] = []
+
+    def add(self, numerator: Tensor, normaliser: Tensor | None, reference: Tensor) -> None:
+        divisor, unit, length = None, None, numerator.shape[-2]
+        if normaliser is not None:
+            # A visible key contributes one; what is smaller belongs to a row that sees nothing, or to one of which
+            # landmarks know nothing. A gradient divides by it, and meets keys that weigh up to e^rise: where that might
+            # be more than floats hold, none flows.
+            least = math.sqrt(torch.finfo(normaliser.dtype).tiny)
+            divisor = torch.where(normaliser.abs() < least, 1.0, normaliser)
+            if reference.shape[-1] == 1:
+                unit = reference.unsqueeze(2).expand_as(normaliser)
+        if length == self.queries or numerator.requires_grad or torch.compiler.is_compiling():
+            self.parts.append(Sums(numerator if divisor is None else numerator / divisor, normaliser, unit))
+            return
+        if not self.parts:
+            room = (None if x is None else self._room(x) for x in (normaliser, unit))
+            self.parts = [Sums(self._room(numerator), *room)]
+        whole, span = self.parts[0], slice(self.done, self.done + length)
+        rows = whole.out[..., span, :]
+        if divisor is None:
+            rows.copy_(numerator)
+        else:
+            torch.div(numerator, divisor, out=rows)
+        for target, source in zip(whole[1:], (normaliser, unit), strict=True):
+            if target is not None and source is not None:
+                target[..., span, :] = source
+        # Features may share one logarithm in some tiles and not in others: then there is no unit of them all.
+        self.parts, self.done = [whole if unit is not None else whole._replace(unit_log=None)], self.done + length
+
+    def _room(self, part: Tensor) -> Tensor:
+        """Room for what all rows collect, as for those of a part."""
+        return part.new_empty(*part.shape[:-2], self.queries, part.shape[-1])
+
+    def joined(self) -> Sums:
+        """All parts as one; without what is missing in one of them."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        out, *rest = zip(*self.parts, strict=True)
+        columns = ([x for x in xs if x is not None] for xs in rest)
+        return Sums(torch.cat(out, -2), *(torch.cat(xs, -2) if len(xs) == len(out) else None for xs in columns))
 
 
 def nothing(values: Float[Tensor, "b g s e"], features: int, logs: int) -> State:
@@ -136,19 +192,19 @@ def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, sta
 
 def collect(rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool) -> Sums:
     """What every row collects from one state that it sees whole."""
-    collector = Collector(queries)
+    collector = _Collector(queries)
     _collect(rows_of, heads, queries, state, normalise, collector)
     return collector.joined()
 
 
 def _collect(
-    rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool, collector: Collector
+    rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool, collector: _Collector
 ) -> None:
     # The normaliser is one more column: a product of its own would read all rows again.
     columns = (torch.cat([state.sums, state.total], -1) if normalise else state.sums).unsqueeze(2)
     for span in tiles(queries, columns.shape[0] * heads * columns.shape[-2]):
-        found = rows_of(span) @ columns  # (b, g, r, l, m) @ (b, g, 1, m, e)
-        numerator, normaliser = (found[..., :-1], found[..., -1:]) if normalise else (found, None)
+        products = rows_of(span) @ columns  # (b, g, r, l, m) @ (b, g, 1, m, e)
+        numerator, normaliser = (products[..., :-1], products[..., -1:]) if normalise else (products, None)
         collector.add(numerator, normaliser, state.top)
 
 
@@ -167,7 +223,7 @@ def causal(
     Where logs rise too steeply inside a tile, the tile is halved until they do not.
     """
     s, m = values.shape[-2], state.sums.shape[-2]
-    collector = Collector(queries)
+    collector = _Collector(queries)
     paired = min(queries, s)
     for span in tiles(paired, values.shape[0] * heads * m):
         state = _tile(keys_of(span), rows_of, values, span, state, collector, normalise)
@@ -216,8 +272,8 @@ def _summed(keys: Keys, reference: Tensor, values: Tensor) -> tuple[Tensor, Tens
     weight = _weight(keys, reference)
     if keys.factor is None:
         return weight.transpose(-1, -2) @ values, weight.sum(-2).unsqueeze(-1)
-    found = keys.factor.transpose(-1, -2) @ torch.cat([values * weight, weight], -1)
-    return found[..., :-1], found[..., -1:]
+    sums = keys.factor.transpose(-1, -2) @ torch.cat([values * weight, weight], -1)
+    return sums[..., :-1], sums[..., -1:]
 
 
 def _first(keys: Keys) -> Tensor:
@@ -229,7 +285,7 @@ def _first(keys: Keys) -> Tensor:
 
 
 def _tile(
-    keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, collector: Collector, normalise: bool
+    keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, collector: _Collector, normalise: bool
 ) -> State:
     length = span.stop - span.start
     state = _joining(state, keys)

@@ -1,7 +1,14 @@
 r"""What of a cache may be left unread, told from upper ends of weights: which tokens, and how much all others weigh.
 
+A sketch bounds every product from above, :math:`l_j \le u_j`; what is kept of that is :math:`e^{u_j - origin}`, with an
+origin near the largest of a row, as the middles of groups tell it. A compiler turns unpacking, products, bounds and
+exponentials into one loop, in which the rows of a group stand side by side, so that nothing is added across a register;
+plain torch has to write every code down as a float first. Both ways stay within the same bounds, as those hold for sums
+in any order, with or without fused multiply-adds.
+
 Where to stop is guessed from every few tokens and proved from all: each at its worst, or all of them together as
-`crowds` has it. Tokens are ordered by the upper end of their weight times (length + ν), with ν half the longest.
+`aggregate_error` has it. Tokens are ordered by the upper end of their weight times (length + ν), with ν half the
+longest.
 """
 
 from __future__ import annotations
@@ -12,14 +19,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int, UInt8
 from torch import Tensor
 
 from avow.numerics.aggregate_error import aggregate_error, curvature
-from avow.numerics.brackets import Ends
+from avow.numerics.brackets import Ends, products_with
 from avow.numerics.fused import Fused
-from avow.numerics.logit_upper_bounds import ADDED, CONSTANT, Uppers
-from avow.numerics.sketch import GROUP, Sketch
+from avow.numerics.sketch import GROUP, Sketch, field
 
 # About so many tokens of a longer cache are looked at to guess where to stop, in so many bins of a sixteenth of a nat.
 _SAMPLE, _BINS, _FINE = 2048, 512, 16
@@ -33,6 +39,94 @@ _HIGH = 1e35
 _GROWN = 1 + 2.0**-12
 # Weights below this have lost more of their logarithm.
 _FAINTEST = 2.0**-99
+# Differences of rounding between here and `Ends`: additions, relative to the products, the origin among them; and what
+# is so small that the factors which bring a code's bits to their place leave the range of float32.
+_ADDED, _CONSTANT = 2.0**-21, 2.0**-40
+# About so many groups tell the origin.
+_SOME = 64
+# Rounding of the bounds themselves.
+_OUTWARD = 1 + 2.0**-20
+
+
+class Uppers(NamedTuple):
+    """At least exp(factor·q·k) of every sketched row k, but for factors that `fast_decode` allows for."""
+
+    weights: Float32[Tensor, "b g r c G"]
+    """Relative to exp(origin); infinite where that was far too low."""
+    origin: Float32[Tensor, "b g r"]
+    tops: Float32[Tensor, "b g r c"]
+    """The largest weight of each group."""
+    sums: Float32[Tensor, "b g r c"]
+    """Of each group's weights."""
+    radii: Float32[Tensor, "b g r c"]
+    """Sums of weights times radii."""
+
+
+def uppers(errors: Ends, sketch: Sketch, compiled: bool, first: int = 0) -> Uppers:
+    """What the sketch says, for products within 1e6; groups from `first` on tell the origin.
+
+    Raises `NotCompiled` where a compiler is asked for and there is none.
+    """
+    # All but the smallest part grows with a group's reach; bounds in float32 are rounded outward.
+    tilt = ((errors.tilt + errors.length * _ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
+    floor = ((errors.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
+    slope, grown = (errors.slope * _OUTWARD).float().squeeze(-1), errors.grown.float().squeeze(-1)
+    # Some groups tell it well enough: no bound rests on it.
+    some = slice(first, None, max(1, sketch.zero.shape[2] // _SOME))
+    middle = sketch.zero[:, :, some].float() + (2**sketch.bits - 1) / 2 * sketch.scale[:, :, some].float()
+    origin = (errors.q @ middle.transpose(-1, -2)).amax(-1) * grown  # (b, g, r)
+    if not compiled:
+        half = torch.addcmul(floor.unsqueeze(-1), tilt.unsqueeze(-1), sketch.reach.unsqueeze(2))  # (b, g, r, c)
+        radius = sketch.radius.float()
+        half = torch.addcmul(half.unsqueeze(-1), slope[..., None, None], radius.unsqueeze(2))
+        ends = half.addcmul_(products_with(errors.q, sketch), grown[..., None, None])
+        weights = ends.sub_(origin[..., None, None]).exp_()
+        return Uppers(weights, origin, weights.amax(-1), weights.sum(-1), (weights * radius.unsqueeze(2)).sum(-1))
+    planes = sketch.codes.shape[-1] * (8 // field(sketch.bits))
+    more = planes - errors.q.shape[-1]
+    narrow = errors.q, sketch.scale, sketch.zero
+    q, scale, zero = (torch.nn.functional.pad(x, (0, more)) if more else x for x in narrow)
+    long = (sketch.codes.transpose(-1, -2), scale, zero, sketch.radius, sketch.reach)
+    weights, *others = _all_heads(long, q, slope, tilt, floor - origin, grown, sketch.bits)
+    return Uppers(weights, origin, *others)
+
+
+def _of_all_heads(
+    codes: UInt8[Tensor, "b g c w G"],
+    scale: Float[Tensor, "b g c p"],
+    zero: Float[Tensor, "b g c p"],
+    radius: Float[Tensor, "b g c G"],
+    reach: Float32[Tensor, "b g c"],
+    q: Float32[Tensor, "b g r p"],
+    slope: Float32[Tensor, "b g r"],
+    tilt: Float32[Tensor, "b g r"],
+    floor: Float32[Tensor, "b g r"],
+    grown: Float32[Tensor, "b g 1"],
+    bits: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    width, taken = codes.shape[-2], field(bits)
+    # Codes stay where they are in their bytes: the query is divided by what that makes of them, a power of two.
+    planes = [(codes & ((2**taken - 1) << at) if taken < 8 else codes).float() for at in range(0, 8, taken)]
+    scale, zero, radius = scale.float(), zero.float(), radius.float()
+    weights = []
+    for i in range(q.shape[2]):
+        row = (q[:, :, i] * grown).unsqueeze(2)  # (b, g, 1, p)
+        scaled = (row * scale).unsqueeze(-1)  # (b, g, c, p, 1)
+        parts = [
+            x * (scaled[..., at * width : (at + 1) * width, :] * 2.0 ** (-at * taken)) for at, x in enumerate(planes)
+        ]
+        start = (row * zero).sum(-1) + (tilt[:, :, i, None] * reach + floor[:, :, i, None])  # (b, g, c)
+        middle = functools.reduce(torch.add, parts).sum(-2)  # (b, g, c, G)
+        weights.append((middle + (radius * slope[:, :, i, None, None] + start.unsqueeze(-1))).exp())
+    tops, sums, radii = (
+        [x.amax(-1) for x in weights],
+        [x.sum(-1) for x in weights],
+        [(x * radius).sum(-1) for x in weights],
+    )
+    return torch.stack(weights, 2), torch.stack(tops, 2), torch.stack(sums, 2), torch.stack(radii, 2)
+
+
+_all_heads = Fused(_of_all_heads, axis=2)
 
 
 class Unfit(Exception):
@@ -65,7 +159,7 @@ class View:
 
     @staticmethod
     def of(
-        found: Uppers,
+        bounds: Uppers,
         near: Float32[Tensor, "b g c G"],
         longest: Float64[Tensor, "b g"],
         budget: Float64[Tensor, "b g r"],
@@ -74,7 +168,7 @@ class View:
     ) -> View:
         """With tokens wanted so that about `budget` is left."""
         longest = longest.unsqueeze(-1)
-        largest = found.tops.amax(-1).double() * (1.5 * longest)  # (b, g, r)
+        largest = bounds.tops.amax(-1).double() * (1.5 * longest)  # (b, g, r)
         if not (float(largest.amin()) > 1 / _HIGH and float(largest.amax()) < _HIGH):
             raise Unfit("the sketch says too little")
         # Every few rows of every few groups.
@@ -82,14 +176,14 @@ class View:
         step = min(GROUP, 2 ** max(0, (count // _SAMPLE).bit_length() - 1))
         groups = max(1, count // step // _SAMPLE)
         some = (near[:, :, ::groups, ::step] + (0.5 * longest.unsqueeze(-1)).float()).unsqueeze(2)
-        keys = (some * found.weights[..., ::groups, ::step]).flatten(3) / largest.float().unsqueeze(-1)
+        keys = (some * bounds.weights[..., ::groups, ::step]).flatten(3) / largest.float().unsqueeze(-1)
         guess = _Guess.of(keys, count)
         cut = guess.cut(budget / largest)
-        return View._at(found, near, longest, largest, guess, crowded, cut, compiled)
+        return View._at(bounds, near, longest, largest, guess, crowded, cut, compiled)
 
     @staticmethod
     def _at(
-        found: Uppers,
+        bounds: Uppers,
         near: Tensor,
         longest: Tensor,
         largest: Tensor,
@@ -101,14 +195,14 @@ class View:
         # Behind the last bin is none but what weighs nothing at all: hidden tokens.
         limits = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * largest).float().clamp(min=2.0**-126)
         usual = (0.5 * longest).float()
-        long = (found.weights.movedim(2, 3), near)
+        long = (bounds.weights.movedim(2, 3), near)
         over, *left = _parted_fused(long, limits, usual) if compiled else _parted(*long, limits, usual)
         moved, mass, squares = (x.movedim(2, 3).double() for x in left)  # (b, g, r, c)
         together = None if crowded is None else crowded.sums(moved, mass, squares, limits, usual.double())
         # What is not below all limits, nan included, is not among those sums.
         wanted = (over < 0).logical_not_().flatten(2)
         singly = moved.sum(-1), mass.sum(-1)
-        return View(found, near, longest, largest, guess, crowded, cut, compiled, wanted, *singly, together)
+        return View(bounds, near, longest, largest, guess, crowded, cut, compiled, wanted, *singly, together)
 
     @property
     def known(self) -> int:
@@ -178,7 +272,7 @@ class _Crowded(NamedTuple):
         return _Together((moved * self.shrunk).sum(-1), (mass * self.shrunk).sum(-1), stray)
 
 
-def crowded(q: Tensor, sketch: Sketch, factor: float, told: Ends) -> _Crowded | None:
+def crowded(q: Tensor, sketch: Sketch, factor: float, errors: Ends) -> _Crowded | None:
     """None where nothing is known of what sketched rows lost together."""
     stray = aggregate_error(q, sketch, factor)
     if stray is None:
@@ -186,9 +280,9 @@ def crowded(q: Tensor, sketch: Sketch, factor: float, told: Ends) -> _Crowded | 
     reach, radius = sketch.reach.amax(-1)[..., None, None].double(), sketch.radius
     widest = radius.amax((-1, -2))[..., None, None].double()
     # What `uppers` rounds beyond `ends`, both ways, in logarithms; the slope in float32; the weights themselves.
-    more = 2 * (told.length * ADDED * reach + told.floor + CONSTANT) + 2.0**-18 * told.slope * widest + 2.0**-11
+    more = 2 * (errors.length * _ADDED * reach + errors.floor + _CONSTANT) + 2.0**-18 * errors.slope * widest + 2.0**-11
     whole = stray.whole * (1 + 1e-4) + math.sqrt(sketch.rows) * more  # (b, g, r, 1)
-    least = told.slope * radius.amin(-1).double().unsqueeze(2)  # (b, g, r, c)
+    least = errors.slope * radius.amin(-1).double().unsqueeze(2)  # (b, g, r, c)
     return _Crowded(whole.squeeze(-1), curvature(stray.least).squeeze(-1), torch.exp(-least) * (1 + 1e-9))
 
 

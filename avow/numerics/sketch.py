@@ -71,14 +71,6 @@ class Sketch:
         spread = None if self.spread is None else joined_spread(self.spread, other.spread)
         return dataclasses.replace(self, codes=codes, scale=scale, zero=zero, radius=radius, reach=reach, spread=spread)
 
-    def restored(self) -> Float32[Tensor, "b g s d"]:
-        """The rows as the sketch has them, divided by `size`, rounded to float32."""
-        d = self.zero.shape[-1]
-        codes = unpacked(self.codes, self.bits)[..., :d].float()
-        zero, scale = (x.float().unsqueeze(-2) for x in (self.zero, self.scale))
-        rows = torch.addcmul(zero, codes, scale)  # (b, g, c, G, d)
-        return rows.flatten(2, 3)
-
 
 def sketched(
     rows: Float[Tensor, "b g s d"],
@@ -127,7 +119,7 @@ def sketched(
 
 def packed(codes: UInt8[Tensor, "*lead d"], bits: int) -> UInt8[Tensor, "*lead w"]:
     """Codes of `bits` bits each, in bytes; a last byte is filled up with zeros."""
-    parts, bits = 8 // _field(bits), _field(bits)
+    parts, bits = 8 // field(bits), field(bits)
     width = -(-codes.shape[-1] // parts)
     planes = torch.nn.functional.pad(codes, (0, width * parts - codes.shape[-1])).unflatten(-1, (parts, width))
     out = planes[..., 0, :].clone()
@@ -138,11 +130,11 @@ def packed(codes: UInt8[Tensor, "*lead d"], bits: int) -> UInt8[Tensor, "*lead w
 
 def unpacked(words: UInt8[Tensor, "*lead w"], bits: int) -> UInt8[Tensor, "*lead d"]:
     """The codes in some bytes, those that only fill up included."""
-    bits = _field(bits)
+    bits = field(bits)
     return torch.cat([(words >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)], -1)
 
 
-def _field(bits: int) -> int:
+def field(bits: int) -> int:
     """The bits that a code takes: fields do not straddle bytes."""
     return next(width for width in (2, 4, 8) if bits <= width)
 

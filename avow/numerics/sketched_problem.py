@@ -51,10 +51,10 @@ class Known:
     def longest(self, rows: slice) -> Float64[Tensor, "b g r 1"]:
         """At most the longest value that each row sees: zero only where all of them are."""
         p, seen = self.problem, self._seen(rows)
-        found = (self.lengths if seen is None else torch.where(seen, self.lengths, 0.0)).amax(-1, keepdim=True)
+        longest = (self.lengths if seen is None else torch.where(seen, self.lengths, 0.0)).amax(-1, keepdim=True)
         b, h, n = p.q[:, :, rows].shape[:3]
         groups = p.k.shape[1]
-        return (found * (1 - 2 * slack(p.v.shape[-1], p.v.dtype))).expand(b, groups, h // max(groups, 1) * n, 1)
+        return (longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype))).expand(b, groups, h // max(groups, 1) * n, 1)
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows of query heads, (b, h, n, c), as rows of the key head they share: (b, g, r, c)."""

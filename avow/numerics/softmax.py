@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avow.core import Problem
 from avow.numerics.heads import per_query_head
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles
 
 
 def softmax_average(p: Problem) -> Float[Tensor, "b h n e"]:
@@ -30,12 +30,7 @@ def softmax_tiles(p: Problem) -> Iterator[Tensor]:
     keys = per_query_head(p.k.double(), p.q.shape[1])
     n, s = p.q.shape[-2], p.k.shape[-2]
     for rows in row_tiles(n, p.q.shape[0] * p.q.shape[1] * s):
-        logits = p.scale * (p.q[..., rows, :].double() @ keys.transpose(-1, -2))
-        if p.bias is not None:
-            logits = logits + at_rows(p.bias, rows).double()
-        seen = visible(p, rows)
-        if seen is not None:
-            logits = torch.where(seen, logits, -math.inf)
+        logits = masked(p, p.scale * (p.q[..., rows, :].double() @ keys.transpose(-1, -2)), rows)
         top = logits.detach().amax(-1, keepdim=True) if s else logits.new_zeros(*logits.shape[:-1], 1)
         weights = torch.exp(logits - torch.where(top > -math.inf, top, 0.0))
         yield weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)

@@ -205,7 +205,8 @@ def _earlier_result(arm: Arm, folder: Path, resume: bool) -> Result | None:
         rule, remedy = "holds a run of another configuration", "repeat what it began with, or use another --out"
         raise ParameterError("--resume", folder, rule, remedy)
     newest = checkpoint.newest(folder / "checkpoints")
-    if newest is not None and checkpoint.facts(newest)["data"] != corpus_of(arm.config.data.corpus).digest:
+    trained_on = None if newest is None else checkpoint.described(newest)["facts"]["data"]
+    if trained_on not in (None, corpus_of(arm.config.data.corpus).digest):
         rule = f"holds other texts than those that the run in {folder} has read"
         raise FileError("corpus", arm.config.data.corpus, rule, "put those back, or use another --out")
     return read_result(arm, folder)

@@ -81,16 +81,7 @@ def run_maths() -> None:
     from avow.core import Problem
     from avow.methods.separable import Separable
     from avow.methods.sparse import Sparse
-    from avow.numerics import (
-        brackets,
-        features,
-        logit_upper_bounds,
-        norms,
-        rounding,
-        selection,
-        sketch,
-        softmax,
-    )
+    from avow.numerics import brackets, features, norms, rounding, selection, sketch, softmax
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
     sampling = Sparse(drop=0.3, chance=0.01)
@@ -100,7 +91,7 @@ def run_maths() -> None:
     both = first.followed_by(sketch.sketched(k, metric=first.metric, size=first.size))
     rows = q.reshape(2, 2, 15, 3)
     told = brackets.ends(rows, both, 0.5)
-    logit_upper_bounds.uppers(told, both, compiled=False)
+    selection.uppers(told, both, compiled=False)
     selection.crowded(rows, both, 0.5, told)
     selection.where(torch.eye(3, dtype=torch.bool)[None])
     softmax.softmax_weights(Problem.of(q, k, k, causal=True, enable_gqa=True))

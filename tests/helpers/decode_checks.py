@@ -1,4 +1,4 @@
-"""What is wrong with the kernels of decoding, beside their twins and beside the truth."""
+"""What is wrong with the kernels of decoding, beside their references and beside the truth."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from avow.bench.cases import Case, distances, spread
 from avow.numerics.sketch import GROUP, sketched
 
 
-def beside_twins(device: str, lengths: tuple[int, ...]) -> list[str]:
-    """What is wrong with the kernels at some lengths, beside their twins and beside the truth."""
+def faults_beside_references(device: str, lengths: tuple[int, ...]) -> list[str]:
+    """What is wrong with the kernels at some lengths, beside their references and beside the truth."""
     kinds, shapes = (torch.bfloat16, torch.float16, torch.float32), ((4, 128), (8, 64), (1, 96))
     tasks = [(device, n, kind, shape) for n in lengths for kind in kinds for shape in shapes]
-    return [fault for found in spread(device, twins, tasks) for fault in found]
+    return [fault for found in spread(device, faults_at, tasks) for fault in found]
 
 
-def twins(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> list[str]:
+def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> list[str]:
     """What is wrong at one length, for one type, for so many sibling heads of one width."""
     from avow.kernels import choice, histogram, planning, sampling
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sketch_pass import bounded
     from avow.kernels.sparse_decode import decode, value_lengths
     from avow.kernels.step_constants import STEPS, prepared
+    from tests.helpers import decode_references as references
 
     faults = []
     r, d = shape
@@ -41,24 +42,25 @@ def twins(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> lis
         faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
     terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale))
     # What follows from the same terms is whole numbers, and so the same.
-    counted, twin = histogram.counted(terms), histogram.counted_twin(terms)
-    if not torch.equal(counted.counts, twin.counts):
-        faults.append(f"{told}: {int((counted.counts - twin.counts).abs().sum())} terms miscounted")
+    counted, other = histogram.counted(terms), references.counted_reference(terms)
+    if not torch.equal(counted.counts, other.counts):
+        faults.append(f"{told}: {int((counted.counts - other.counts).abs().sum())} terms miscounted")
     marked = choice.marked(terms, counted, lengths.most, 0.05, n)
-    if not same_lists(marked, choice.marked_twin(terms, counted, lengths.most, 0.05, n)):
+    if not same_lists(marked, references.marked_reference(terms, counted, lengths.most, 0.05, n)):
         faults.append(f"{told}: the lists of tokens to read are others")
     logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
     # The histogram is full: another one.
     terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale))
     aim = planning.goal(0.5, None, kind)
-    rims, rims_twin = (
+    rims, other_rims = (
         planning.planned(terms, lengths.most, aim, logs),
-        planning.planned_twin(terms, lengths.most, aim, logs),
+        references.planned_reference(terms, lengths.most, aim, logs),
     )
     # Sums in another order may put a rim on the other side of a whole step.
-    if not float((rims - rims_twin).abs().max()) <= 1 / STEPS:
-        faults.append(f"{told}: rims are off by {float((rims - rims_twin).abs().max()):.3g} octaves")
-    if not same_lists(sampling.drawn(terms, rims, logs, seed, n), sampling.drawn_twin(terms, rims, logs, seed, n)):
+    if not float((rims - other_rims).abs().max()) <= 1 / STEPS:
+        faults.append(f"{told}: rims are off by {float((rims - other_rims).abs().max()):.3g} octaves")
+    other_drawn = references.drawn_reference(terms, rims, logs, seed, n)
+    if not same_lists(sampling.drawn(terms, rims, logs, seed, n), other_drawn):
         faults.append(f"{told}: the lists of tokens drawn are others")
     mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
     errors = distances(Case("", q, k, v, scale), mine.out)

@@ -1,0 +1,415 @@
+"""What each kernel of a decoding step computes, in plain torch on any device: slow, and the reference of its tests.
+
+Import it after it is settled whether kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import torch
+import triton
+from jaxtyping import Float32, Float64, Int32, Int64
+from torch import Tensor
+
+from avow.kernels import choice, planning, sample_bounds, sampling, sketch_pass
+from avow.kernels.choice import PLACES, Chosen, Draws, spans_of
+from avow.kernels.finalize import Decoded
+from avow.kernels.gather_attention import Parts
+from avow.kernels.histogram import WIDTH, Counted, stride_of
+from avow.kernels.merging import UNIT, rounding_of
+from avow.kernels.planning import Goal
+from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
+from avow.kernels.sketch_pass import Terms
+from avow.kernels.sparse_decode import Stages, decode
+from avow.kernels.step_constants import BINS, LIMIT, SIBLINGS, STEPS, Prepared, absolute_error, relative_error
+from avow.kernels.work_partition import TILE, programs
+from avow.numerics.sketch import GROUP, Sketch, unpacked
+
+
+def prepared_reference(
+    q: Tensor,
+    sketch: Sketch,
+    most: Float32[Tensor, "b g"],
+    hint: Float32[Tensor, "b h"] | None,
+    scale: float,
+    least: float = 0.0,
+) -> Prepared:
+    """What the kernel of that name computes."""
+    b, h, d = q.shape
+    g, c = sketch.codes.shape[1:3]
+    x = torch.zeros(b * g, SIBLINGS, d, device=q.device)
+    x[:, : h // g] = q.reshape(b * g, h // g, d).float()
+    exponent = (x.abs().amax(-1).view(torch.int32) >> 23 & 255).clamp(32, 253)
+    power, inverse = (exponent << 23).view(torch.float32), (254 - exponent << 23).view(torch.float32)
+    x = x * inverse.unsqueeze(-1)
+    factor = scale * math.log2(math.e) * STEPS
+    grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
+    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
+    bias = bias[..., : h // g].contiguous()
+    square = x.square()
+    spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
+    length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
+    rows = (
+        inverse,
+        grown,
+        spread * grown * (1 + 2.0**-18),
+        length * grown * relative_error(d),
+        grown * absolute_error(d),
+    )
+    unit = most.reshape(b * g)
+    wide = unit if hint is None else torch.fmax(hint.reshape(b * g, -1).amax(-1), unit * least)
+    wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
+    lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
+    empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
+    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
+
+
+def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
+    """What the kernel of that name computes."""
+    heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
+    r = b * h // heads
+    inverse, grown, spread, error, least = (x.unsqueeze(1) for x in known.table[:, :r].unbind(-1))  # (bg, 1, r)
+    x = q.reshape(heads, r, d).float() * (inverse.transpose(1, 2) * sketch_pass._LIFT.value)
+    steps = sketch.scale.reshape(heads, c, 1, d).float()
+    codes = unpacked(sketch.codes, 4).reshape(heads, c, GROUP, d).float()
+    sums = codes @ (x.unsqueeze(1) * steps).half().float().transpose(-1, -2)  # (bg, c, G, r)
+    middle = sums * (grown / sketch_pass._LIFT.value).unsqueeze(1) + known.bias.unsqueeze(2)
+    radius = sketch.radius.reshape(heads, c, GROUP, 1).float()
+    long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
+    margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)
+    extra = STEPS * torch.log2(1 + long / known.nu[:, None, None, None]) + sketch_pass._PAD.value
+    half = spread.unsqueeze(1) * radius + margin
+    term = middle + half + extra
+    place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).round().int()
+    top = place.amax(2) if c else place.new_empty(heads, 0, r)
+    offset = (top.unsqueeze(2) - place).clamp(max=255).to(torch.uint8)
+    mass = torch.exp2((middle - sketch_pass._DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
+    widest = top.amax(1).reshape(-1) if c else known.widest
+    offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
+    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1))
+
+
+def counted_reference(terms: Terms) -> Counted:
+    """What the kernel of that name computes; masses in one part."""
+    heads, c, r = terms.top.shape
+    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    stride = stride_of(c)
+    number = torch.arange(triton.cdiv(c, stride), device=top.device)
+    group = number * stride + number * 5 % stride
+    below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
+    bins = (below // WIDTH).clamp(max=BINS - 1).long()
+    counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
+    mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
+    return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
+
+
+def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
+    """How many steps each term is below its head's largest."""
+    heads, c, r = terms.top.shape
+    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    return terms.widest[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()
+
+
+def cuts_reference(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
+    """How many steps below its largest term a head stops reading."""
+    _, c, r = terms.top.shape
+    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
+    behind = (known.counts * sizes).flip(-1).cumsum(-1).flip(-1)
+    share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
+    budget = (known.masses.sum(-1) * (drop / stride_of(c)) * share)[:, None]
+    budget = torch.where(budget < torch.inf, budget, -1.0)
+    above = (~(behind <= budget)).sum(-1)
+    return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
+
+
+def marked_reference(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
+    """What the kernel of that name computes."""
+    heads, c, r = terms.top.shape
+    below = steps_below(terms)
+    wanted = (below < cuts_reference(terms, known, most, drop)[:, None]).view(heads, r, -1).any(1)
+    flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
+    deep = torch.minimum(below, choice._DEEPEST.value + terms.offset.int())
+    left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
+    _, spans, span = spans_of(heads, s)
+    tails = (
+        torch.nn.functional.pad(left, (0, spans * span * choice.BLOCK - c * GROUP)).view(heads * r, spans, -1).sum(-1)
+    )
+    return listed_reference(flags.int(), tails)
+
+
+def listed_reference(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, draws: Draws | None = None) -> Chosen:
+    """Lists of tokens whose flags are not 0 but one more than the step of their odds; elsewhere in a list stands −1."""
+    heads, s = flags.shape
+    _, spans, span = spans_of(heads, s)
+    room = span * choice.BLOCK
+    listed = torch.full((heads, spans, room), -1, dtype=torch.int32, device=flags.device)
+    flags = torch.nn.functional.pad(flags, (0, spans * room - s)).view(heads, spans, room)
+    for head, part in itertools.product(range(heads), range(spans)):
+        place = flags[head, part].nonzero()[:, 0]
+        steps = flags[head, part, place] - 1
+        listed[head, part, : len(place)] = (place + part * room).int() | steps << PLACES
+    return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, draws)
+
+
+def planned_reference(terms: Terms, most: Float32[Tensor, "b g"], goal: Goal, logs: Logs) -> Float32[Tensor, "bh 2"]:
+    """What the kernel of that name computes."""
+    known, (_, c, r) = counted_reference(terms), terms.top.shape
+    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
+    behind = (known.counts * sizes * float(stride_of(c))).flip(-1).cumsum(-1).flip(-1)
+    expected, whole = known.masses.sum(-1), behind[:, 0]
+    slim = (terms.nu / most.reshape(-1)).repeat_interleave(r)
+    aim = (goal.room - goal.narrow * slim).clamp(max=goal.drop)
+    long = planning._USUAL.value / slim
+    wide = (whole / (expected * (1 + long))).clamp(min=1.0).log2()
+    mass = expected * torch.exp2(wide * 0.1).clamp(max=planning._DOUBTED.value)
+    wide = (whole / (mass * (1 + long))).clamp(min=1.0).log2()
+    fine = (wide * 0.5 + 1.4).floor().clamp(1.0, 3.0)
+    wished = (aim * mass / slim)[:, None]
+    share = (mass * (long.square() + 1).sqrt() / whole).clamp(max=1.0)[:, None]
+
+    def solved(linear: Tensor | float, root: Tensor) -> Tensor:
+        return ((root.square() + 4 * linear * wished).sqrt() - root) / (2 * linear)
+
+    calm = solved(
+        (logs.mean + torch.exp2(-fine) * 2.83 * logs.sum)[:, None], 1.42 * share * (2.4 * logs.sum * behind).sqrt()
+    )
+    rough = solved(0.95 * logs.sum + 2.83, 1.6 * (2 * logs.sum * share * behind).sqrt())
+    size = torch.where((wide < fine + 0.5)[:, None], rough, torch.maximum(calm, rough))
+    edges = sizes.clone()
+    edges[0] = 2.0**30
+    rim = torch.minimum(size.square(), edges).amax(-1)
+    steps = torch.maximum((-STEPS * rim.log2()).ceil(), torch.where(terms.widest < LIMIT, planning._HIGHEST.value, 1.0))
+    sure = (expected > 0) & (expected < torch.inf) & (whole < torch.inf) & (rim > 0)
+    sure &= (aim > 0) & (slim < torch.inf)
+    cuts = torch.where(sure, steps, 2.0**30).int()
+    return torch.stack([(terms.widest - cuts).float() / STEPS, fine], -1)
+
+
+def drawn_reference(
+    terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], s: int
+) -> Chosen:
+    """What the kernel of that name computes."""
+    heads, c, r = terms.top.shape
+    cuts = (terms.widest - rims[:, 0] * STEPS).round().int()
+    above = (cuts[:, None] - steps_below(terms)).view(heads, r, c * GROUP).amax(1)
+    rare = torch.nn.functional.pad((-above).clamp(0, sampling._RAREST.value), (0, s - c * GROUP))
+    chance = (16 - (rare & 7)) << (sampling._BITS - 4 - (rare >> 3))
+    wanted = draws_reference(seed, heads, s) < chance
+    return listed_reference(torch.where(wanted, rare + 1, 0), None, Draws(rims, terms.nu, terms.lengths, logs, seed))
+
+
+def draws_reference(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "bg s"]:
+    """Uniform whole numbers of 16 bits."""
+    mask = 2**32 - 1
+    keys = [keys_reference(int(seed), head) for head in range(heads)]
+    key, y = torch.tensor(keys, device=seed.device).unsqueeze(-1).unbind(1)  # each (bg, 1)
+    place = torch.arange(s, device=seed.device)
+    x = place >> 2
+    for _ in range(sampling._ROUNDS.value):
+        product = x * sampling._FACTOR.value
+        x, y = (product >> 32 & mask) ^ key ^ y, product & mask
+        key = key + sampling._GROWTH.value & mask
+    return (torch.where(place & 2 > 0, y, x) >> (place & 1) * sampling._BITS & 2**sampling._BITS - 1).int()
+
+
+def keys_reference(seed: int, head: int) -> tuple[int, int]:
+    x, mask = seed + (head + 1) * 0x9E3779B97F4A7C15, 2**64 - 1
+    x &= mask
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    x ^= x >> 31
+    return x & (2**32 - 1), x >> 32
+
+
+def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]], int]:
+    """The tiles of each head's list, −1 where they have no token, and how many of them a program reads."""
+    heads, spans = chosen.found.shape
+    tiles = []
+    for own, found in zip(chosen.listed.view(heads, spans, -1), chosen.found, strict=True):
+        whole = [
+            torch.nn.functional.pad(some[:number], (0, -number % TILE), value=-1)
+            for some, number in zip(own, found.tolist(), strict=True)
+        ]
+        tiles.append(torch.cat(whole).view(-1, TILE))
+    return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))
+
+
+def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
+    """What the kernel of that name computes; what no program writes is nan."""
+    b, h, d = q.shape
+    g, s, e = v.shape[1:]
+    r, count = h // g, programs(b * g, s)
+    peak, total, values, square, light, heavy = (
+        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
+    )
+    tiles, share = tiles_of(chosen, count)
+    before = 0
+    for head, own in enumerate(tiles):
+        rows = q.reshape(b * g, r, d)[head].float()
+        for program in range(before // share, (before + len(own) - 1) // share + 1 if len(own) else 0):
+            places = own[max(program * share - before, 0) : program * share + share - before].flatten().long()
+            places = places[places >= 0]
+            rare = places >> PLACES if chosen.draws is not None else torch.zeros_like(places)
+            places = places - (rare << PLACES)
+            odds = ((127 << 23) - (rare << 20)).int().view(torch.float32)
+            keys, carried = (x[head // g, head % g, places].float() for x in (k, v))
+            logits = rows @ keys.T * (scale * math.log2(math.e)) - odds.log2()
+            slot = program + head
+            peak[slot] = logits.amax(-1)
+            weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
+            total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
+            if chosen.draws is not None:
+                length = chosen.draws.lengths[head, places].float() / chosen.draws.nu[head]
+                slanted = (length.square() + 1).sqrt()
+                rim, fine = chosen.draws.rims[head * r : head * r + r, :, None].unbind(1)
+                term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))
+                light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
+                heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
+        before += len(own)
+    found = Parts(peak, total, values, square)
+    return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
+
+
+def at_most_reference(found: Tensor, largest: Tensor | float, log: float) -> Tensor:
+    f = found / largest
+    v = ((f + log / 2).sqrt() + math.sqrt(log / 2)).square()
+    w = v
+    for _ in range(2):
+        w = w - (w - f - f * (w / f.clamp(min=1e-30)).clamp(min=1.0).log() - log) / (1 - f / w)
+    return torch.where(f < sample_bounds._MANY.value, w, v) * largest * (1 + 2.0**-12)
+
+
+def strayed_reference(variance: Tensor, largest: Tensor | float, log: float) -> Tensor:
+    third = torch.as_tensor(largest * log / 3)
+    return (third + (third.square() + 2 * variance * log).sqrt()) * (1 + 2.0**-12)
+
+
+def missed_reference(
+    light: Tensor, heavy: Tensor, unit: Tensor, fine: Tensor, mass: Tensor, reach: Tensor, logs: Logs
+) -> Tensor:
+    """What the kernel of that name computes."""
+    most, variance = at_most_reference(heavy, fine, logs.mean), at_most_reference(light, 1.0, logs.variance)
+    slant = (1 + reach.square()).sqrt()
+    stray = strayed_reference(variance, 1.0, logs.sum)
+    left = mass - unit * (stray + heavy)
+    apart = torch.where(left > 0, unit * ((heavy + most) * reach.clamp(min=1.0) + stray * slant) / left, math.inf)
+    stray = strayed_reference(variance + fine * most, fine, logs.sum)
+    left = mass - unit * stray
+    together = torch.where(left > 0, unit * stray * slant / left, math.inf)
+    return torch.minimum(apart.nan_to_num(nan=math.inf), together.nan_to_num(nan=math.inf)) * (1 + 2.0**-10)
+
+
+def merged_reference(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    drop: float,
+    scale: float,
+    limit: float = math.inf,
+) -> Decoded:
+    """What the kernel of that name computes."""
+    (b, h, d), (g, _, e) = q.shape, v.shape[1:]
+    r, (lists, tiles) = h // g, tiles_of(chosen, programs(b * g, v.shape[2]))
+    counts = torch.tensor([len(own) for own in lists], device=q.device)
+    after, head = counts.cumsum(0), torch.arange(b * g, device=q.device)
+    first, beyond = (after - counts) // tiles + head, (after - 1) // tiles + head + 1
+    slots = torch.arange(len(parts.square), device=q.device)
+    own_slots = (slots >= first[:, None]) & (slots < beyond[:, None])  # (bg, slots)
+    mine = own_slots.repeat_interleave(r, 0)[:, :, None]  # (bh, slots, 1)
+
+    def by_row(x: Float32[Tensor, "slots r *e"], blank: float) -> Float32[Tensor, "bh slots *e"]:
+        """What each head's own slots hold."""
+        x = x.movedim(1, 0).repeat(b * g, *[1] * (x.ndim - 1))
+        return torch.where(mine if x.ndim == 3 else mine[..., 0], x, blank)
+
+    peak = by_row(parts.peak, -math.inf)
+    high = peak.amax(-1)
+    weight = torch.exp2(peak - high[:, None])
+    mass = (by_row(parts.total, 0.0) * weight).sum(-1)
+    answer = (by_row(parts.values, 0.0) * weight.unsqueeze(-1)).sum(1) / mass[:, None]
+    answer = answer.clamp(-torch.finfo(q.dtype).max, torch.finfo(q.dtype).max)
+    own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
+    square = torch.where(own_slots, parts.square, 0.0).amax(-1)
+    longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
+    scale, logit_error, per_tile, narrow, halves, vanished = rounding_of(q, v, scale)
+    count = (beyond - first).repeat_interleave(r)
+    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * UNIT.value
+    delta = delta if chosen.draws is None else delta + 2.0**-15
+    depth = (tiles * per_tile + count + 2 * TILE + 16) * UNIT.value
+    rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
+    unit_length, wide = (x.reshape(-1).double().repeat_interleave(r) for x in (most, terms.nu))
+    reach = (own + rounding * unit_length * 1.1) / wide
+    grown = delta.exp() * (1 + rounding) * (1 + 2.0**-16)
+
+    def above(top: Float64[Tensor, "bh"]) -> Float64[Tensor, "bh"]:
+        """What stands that many octaves high, at most, beside the largest weight."""
+        return torch.exp2(top - high + (top.abs() + high.abs() + 1) * 2.0**-21)
+
+    if chosen.draws is not None and parts.light is not None and parts.heavy is not None:
+        rim, fine = chosen.draws.rims.double().unbind(-1)
+        light, heavy = (by_row(x, 0.0).double().sum(-1) * grown for x in (parts.light, parts.heavy))
+        moved = missed_reference(
+            light * grown + 2.0**-40, heavy, above(rim - fine), fine.exp2(), mass / grown, reach, chosen.draws.logs
+        )
+        moved = torch.where(delta < FUZZY.value, moved * (wide / unit_length), math.inf)
+        moved = torch.where((rim < NONE.value) | (unit_length == 0), 0.0, moved)
+    else:
+        tail = mass.new_zeros(()) if chosen.tails is None else chosen.tails.double().sum(-1) * (1 + 2.0**-10)
+        moved = tail * above(terms.widest.double() / STEPS) / mass * (wide / unit_length) * reach.clamp(min=1.0) * grown
+        moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved)
+    whole = (moved + rounding + narrow * own / unit_length + vanished / unit_length) * (1 + 2.0**-16)
+    lengths = (1 + own / unit_length * (1 + narrow) + vanished / unit_length) * (1 + 2.0**-16)
+    whole = torch.where(whole < lengths, whole, lengths)
+    whole = (
+        torch.where(unit_length == 0, torch.where(own == 0, 0.0, math.inf), whole)
+        .nan_to_num(nan=math.inf, posinf=math.inf)
+        .float()
+    )
+    within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
+    bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
+    if chosen.draws is not None:
+        chosen.draws.seed.add_(1)
+    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.found.sum(-1).int().view(b, g))
+
+
+def read_again_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """What the kernel of that name computes."""
+    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
+    heads = b * g
+    ill = ~found.within.view(heads, h // g).all(-1)
+    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
+    whole = Chosen(everything, ill.int()[:, None] * s, None)
+    parts = attended_reference(q, k, v, whole, scale)
+    again = merged_reference(q, v, parts, terms, whole, most, math.inf, scale)
+    rows = ill.repeat_interleave(h // g).view(b, h)
+    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
+        mine[rows] = other[rows]
+
+
+REFERENCES = Stages(
+    prepared_reference,
+    bounded_reference,
+    counted_reference,
+    marked_reference,
+    planned_reference,
+    drawn_reference,
+    attended_reference,
+    merged_reference,
+    read_again_reference,
+)
+
+decode_reference = functools.partial(decode, stages=REFERENCES)

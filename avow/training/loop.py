@@ -191,7 +191,7 @@ class Trainer:
         pace, last, stop = _Pace(self), None, False
         self.model.train()
         record = Log(self.folder / "log.csv", self.step) if first else nullcontext()
-        with record as log, naming_lost_workers(), listening() as interruption:
+        with record as log, naming_lost_workers(), listening() as signals:
             path = self.origin or self._save()
             while self.step < self.steps and not stop:
                 norm = self.advance()
@@ -202,11 +202,11 @@ class Trainer:
                         log.add(last)
                         if progress is not None:
                             progress(last)
-                stop = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(interruption.heard)
+                stop = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(bool(signals))
                 if stop or done or self.step % self.config.run.save_every == 0:
                     path = self._save()
         model, interrupted = self.placed.full_model(path), self.step < self.steps
-        return Trained(model, self.vocabulary, self.step, interrupted, path, last, interruption.signal)
+        return Trained(model, self.vocabulary, self.step, interrupted, path, last, *signals[:1])
 
     def _pass(self, ids: Tensor, targets: Tensor, whole: float | Tensor) -> Tensor:
         """A micro-batch's part of a step's mean loss over `whole` targets; its gradients are added."""

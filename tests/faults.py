@@ -38,7 +38,7 @@ import avow
 from avow.core import Problem
 from avow.core.compose import merge
 from avow.distributed import attend as attend_shards
-from avow.distributed.exact import partial_answer
+from avow.distributed.exact import Block, partial_answer
 from avow.errors import AvowError
 from avow.methods import all_methods
 from avow.methods.sparse import Sparse
@@ -611,8 +611,8 @@ def _merge(case: Case, given: Inputs) -> list[Answer]:
         if mask is not None:
             some = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))[..., start:stop]
         shift = -start if given.options.get("causal") else None
-        shard = (given.q.detach(), given.k[:, :, start:stop], given.v[:, :, start:stop])
-        parts.append(partial_answer(*shard, shift, scale, some))
+        block = Block(given.k[:, :, start:stop], given.v[:, :, start:stop], shift, some)
+        parts.append(partial_answer(given.q.detach(), block, scale))
     out, certificate = functools.reduce(merge, parts).answer(given.q.dtype)
     return [Answer(_asked(given), out, certificate.rows, certificate.kind, certificate.confidence)]
 

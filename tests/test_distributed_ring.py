@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import avow
 from avow.core import Sizes
 from avow.distributed import attend
-from avow.distributed.exact import block_answer, block_gradients, merged_answers
+from avow.distributed.exact import Block, block_answer, block_gradients, merged_answers
 from avow.distributed.point_to_point import PAGE, counted
 from avow.distributed.protocols import Post, Shard, side_by_side
 from avow.distributed.ring import Route, gradient_protocol, ring_attention, ring_protocol, travel
@@ -362,8 +362,8 @@ def test_a_tall_block_is_worked_on_in_tiles(n: int, s: int, shift: int | None) -
     truth = (torch.softmax(logits, -1) * seen) @ v.repeat_interleave(2, 1)
     grads = torch.autograd.grad((truth * above).sum(), (q, k, v))
     with torch.no_grad():
-        out, lse = block_answer(q, k, v, shift, 0.4)
-        found = block_gradients(q, k, v, lse, above, (above * out).sum(-1), shift, 0.4)
+        out, lse = block_answer(q, Block(k, v, shift), 0.4)
+        found = block_gradients(q, Block(k, v, shift), lse, above, (above * out).sum(-1), 0.4)
     assert apart(out, truth.detach()) <= ROUNDING[torch.float64]
     assert torch.equal(lse > -math.inf, seen.any(-1).expand_as(lse))
     assert all(apart(mine, theirs) <= ROUNDING[torch.float64] for mine, theirs in zip(found, grads, strict=True))
@@ -374,7 +374,8 @@ def test_blocks_are_under_way_while_a_process_computes() -> None:
     k = torch.ones(1, 1, 2, 3)
     shard = Shard(avow.core.Problem.of(k, k, k), 1, (2, 2, 2), (2, 2, 2))
     route = Route(1, shard.rows, shard.keys, False)
-    for sent in travel(shard, route, lambda block, *_: events.append(f"block {block}")):
+    names = torch.arange(3).unbind()  # in place of masks, which come with their blocks
+    for sent in travel(shard, route, lambda block: events.append(f"block {block.mask}"), names):
         events.append(f"{len(sent.transfers)} under way" if isinstance(sent, Post) else "there")
     assert events == [
         *("2 under way", "block 1", "there"),
@@ -423,8 +424,8 @@ def test_one_process_may_be_a_group(tmp_path: Path) -> None:
 def test_a_block_that_is_merged_twice_shows() -> None:
     case = Case((9,), (9,))
     q, k, v, _ = case.inputs()
-    out, lse = block_answer(q, k, v, None, 8**-0.5)
+    out, lse = block_answer(q, Block(k, v), 8**-0.5)
     truth = case.whole().out
     assert apart(out, truth) <= ROUNDING[torch.float64]
-    half = block_answer(q, k[..., :4, :], v[..., :4, :], None, 8**-0.5)
+    half = block_answer(q, Block(k[..., :4, :], v[..., :4, :]), 8**-0.5)
     assert apart(merged_answers(out, lse, *half)[0], truth) > 1e-3

@@ -20,7 +20,7 @@ import avow
 from avow.bench import shards
 from avow.core import Problem, Sizes
 from avow.distributed import attend
-from avow.distributed.exact import packed, partial_answer
+from avow.distributed.exact import Block, packed, partial_answer
 from avow.distributed.parallel_plan import Strategy, strategies
 from avow.distributed.point_to_point import PAGE, counted
 from avow.distributed.protocols import (
@@ -121,7 +121,7 @@ def protocol_of(way: Strategy, shard: Shard) -> Protocol[Tensor]:
     """What a shard does in one way; of partial answers it is their exchange."""
     p = shard.problem
     if way.name == "exact (keys)":
-        return all_gather(packed(partial_answer(p.q, p.k, p.v, None, p.scale)), shard.ranks)
+        return all_gather(packed(partial_answer(p.q, Block(p.k, p.v), p.scale)), shard.ranks)
     return shards.protocol(way, shard)
 
 

@@ -17,7 +17,7 @@ from avow.bench.results import Result, Row
 from avow.core import Problem
 from avow.core.chart import Chart
 from avow.core.compose import merge
-from avow.distributed.exact import packed, partial_answer, unpacked
+from avow.distributed.exact import Block, packed, partial_answer, unpacked
 from avow.distributed.low_rank import linear_protocol
 from avow.distributed.parallel_plan import Strategy, strategies
 from avow.distributed.protocols import Protocol, Shard, Traffic, all_gather, side_by_side
@@ -97,9 +97,7 @@ def answers_of(strategy: Strategy, shards: list[Shard]) -> tuple[list[Tensor], l
     """The answer of each shard, or that of all, and what each sent."""
     if strategy.name != "exact (keys)":
         return side_by_side([protocol(strategy, shard) for shard in shards])
-    parts = [
-        partial_answer(shard.problem.q, shard.problem.k, shard.problem.v, None, shard.problem.scale) for shard in shards
-    ]
+    parts = [partial_answer(p.q, Block(p.k, p.v), p.scale) for p in (shard.problem for shard in shards)]
     gathered, traffic = side_by_side([all_gather(packed(part), len(shards)) for part in parts])
     # All have the same numbers, and would merge them alike.
     whole = reduce(merge, (unpacked(x, part.words, part.slack) for x, part in zip(gathered[0], parts, strict=True)))

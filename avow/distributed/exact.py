@@ -24,7 +24,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -50,6 +50,20 @@ PARTIAL = 10
 _TALL = 256
 
 Mask = Bool[Tensor, "#b #h #n s"] | None
+
+
+class Block(NamedTuple):
+    """Keys and values that rows see: row i those up to i + `shift`, or all, that the mask lets it see."""
+
+    k: Float[Tensor, "b g s d"]
+    v: Float[Tensor, "b g s e"]
+    shift: int | None = None
+    mask: Mask = None
+
+    def to(self, dtype: torch.dtype) -> Block:
+        return self._replace(k=self.k.to(dtype), v=self.v.to(dtype))
+
+
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """Those of q, k and v, from q, k, v, an answer, the logarithms of its normalisers, and the gradient above."""
 
@@ -61,13 +75,13 @@ def attend_keys(context: Context, requirement: Requirement, method: Exact) -> At
     every process computes from the answer that all share.
     """
     p = context.problem
-    shift = -context.before if p.causal else None
+    block = Block(p.k, p.v, -context.before if p.causal else None, p.allowed)
     for kind in arithmetics(method, p.q.dtype, requirement):
         with torch.no_grad():
-            whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, context)
+            whole = _merged(p.q.to(kind), block.to(kind), context)
             out, certificate = whole.answer(p.q.dtype)
         if requirement.met_by(certificate):
-            gradients = functools.partial(_gradients, shift=shift, context=context)
+            gradients = functools.partial(_gradients, block=block, context=context)
             return Attended(with_gradients(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
     raise unreachable(requirement, certificate.bound, certificate.relative)
 
@@ -88,9 +102,9 @@ def keys_traffic(z: Sizes, ranks: int) -> Traffic:
     return traffic([gather_message(*shape, ranks=ranks)], ranks)
 
 
-def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, context: Context) -> Partial:
-    own, error = attempt(lambda: partial_answer(q, k, v, shift, context.problem.scale, context.problem.allowed))
-    mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if own is None else own
+def _merged(q: Tensor, block: Block, context: Context) -> Partial:
+    own, error = attempt(lambda: partial_answer(q, block, context.problem.scale))
+    mine = Partial.nothing((*q.shape[:-1], block.v.shape[-1]), q.device) if own is None else own
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
     each = agree({}, [words, mine.slack], error, context.group)
     gathered = over_processes(all_gather(packed(mine), context.ranks), context.group)
@@ -101,7 +115,7 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, context: Context
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, shift: int | None, context: Context
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, block: Block, context: Context
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each process has the gradients of its keys; those of the queries add up over all."""
     kind = rounding.accumulator(q.dtype)
@@ -109,24 +123,24 @@ def _gradients(
     along = (grad.to(kind) * out.to(kind)).sum(-1)
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=kind) for x in (q, k, v))
     if q.numel() and k.shape[-2]:
-        for_queries, for_keys, for_values = block_gradients(
-            q, k, v, lse, grad, along, shift, context.problem.scale, context.problem.allowed
-        )
+        block = block._replace(k=k, v=v)
+        for_queries, for_keys, for_values = block_gradients(q, block, lse, grad, along, context.problem.scale)
     for_queries = over_processes(all_reduce(for_queries, context.ranks), context.group)
     return for_queries.to(q.dtype), for_keys.to(k.dtype), for_values.to(v.dtype)
 
 
-def partial_answer(q: Tensor, k: Tensor, v: Tensor, shift: int | None, scale: float, mask: Mask = None) -> Partial:
-    """What keys answer to rows of which the i-th sees those up to i + `shift`, or all, that the mask lets it see."""
-    seen = mask
+def partial_answer(q: Float[Tensor, "b h n d"], block: Block, scale: float) -> Partial:
+    """What a block of keys answers to rows, and how far that may be off."""
+    k, v, shift, seen = block
     if shift is not None and shift != 0:
         back = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(shift)
-        seen = back if mask is None else mask & back
+        seen = back if seen is None else seen & back
     p = Problem.of(q, k, v, mask=seen, causal=shift == 0, scale=scale, enable_gqa=True)
     out, certificate = attend(q, k, v, method="exact", mask=seen, causal=p.causal, scale=scale, enable_gqa=True)
     if p.empty:
         return Partial.nothing(out.shape, out.device)
-    logs = _logarithms(q, k, shift, scale, mask)
+    tiles = _logit_tiles(q.double(), block.to(torch.float64), scale)
+    logs = torch.cat([_unfolded(torch.logsumexp(x, -1, keepdim=True), q.shape[1])[..., 0] for *_, x in tiles], -1)
     longest = longest_seen(p, lengths(v)).expand(out.shape[:-1])
     u, (d, s) = rounding.unit(torch.float64), (q.shape[-1], k.shape[-2])
     keys = per_query_head(row_norms(k, "k").amax(-1, keepdim=True), q.shape[1])
@@ -158,24 +172,13 @@ def unpacked(x: Float64[Tensor, "b h n c"], words: Certificate | None, loose: fl
     return Partial(x[..., PARTIAL:], lse, longest, torch.stack(means), pairs, unsure, drift, loose, words)
 
 
-def _logarithms(q: Tensor, k: Tensor, shift: int | None, scale: float, mask: Mask) -> Float64[Tensor, "b h n"]:
-    tiles = _logit_tiles(q.double(), k.double(), shift, scale, mask)
-    return torch.cat(
-        [_unfolded(torch.logsumexp(logits, -1, keepdim=True), q.shape[1])[..., 0] for *_, logits in tiles], -1
-    )
-
-
 def block_answer(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
-    shift: int | None,
-    scale: float,
+    q: Float[Tensor, "b h n d"], block: Block, scale: float
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n"]]:
-    """The answer of a block and the logarithm of its normaliser; row i sees keys up to i + `shift`, or all."""
-    values = _wide(v)
+    """The answer of a block and the logarithm of its normaliser."""
+    values = _wide(block.v)
     outs, logs = [], []
-    for _, upto, logits in _logit_tiles(q, k, shift, scale):
+    for _, upto, logits in _logit_tiles(q, block, scale):
         lse = torch.logsumexp(logits, -1, keepdim=True)
         weights = logits.sub_(torch.where(lse > -math.inf, lse, 0.0)).exp_()
         outs.append(_unfolded(weights @ values[..., :upto, :], q.shape[1]))
@@ -198,20 +201,17 @@ def merged_answers(
 
 def block_gradients(
     q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
+    block: Block,
     lse: Float[Tensor, "b h n"],
     grad: Float[Tensor, "b h n e"],
     along: Float[Tensor, "b h n"],
-    shift: int | None,
     scale: float,
-    mask: Mask = None,
 ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
     """The gradients that flow through a block, from the logarithms of whole normalisers and `along`, D above."""
-    keys, values = _wide(k), _wide(v)
+    keys, values = _wide(block.k), _wide(block.v)
     for_keys, for_values, for_queries = torch.zeros_like(keys), torch.zeros_like(values), []
     floor = torch.where(lse > -math.inf, lse, 0.0).to(keys.dtype)
-    for rows, upto, weights in _logit_tiles(q, k, shift, scale, mask):
+    for rows, upto, weights in _logit_tiles(q, block, scale):
         near, worth = keys[..., :upto, :], values[..., :upto, :]
         weights = weights.sub_(_folded(floor[..., rows, None], keys.shape[1])).exp_()
         above = _folded(_wide(grad[..., rows, :]), keys.shape[1])  # (b, g, r·n, e)
@@ -224,9 +224,10 @@ def block_gradients(
 
 
 def _logit_tiles(
-    q: Float[Tensor, "b h n d"], k: Float[Tensor, "b g s d"], shift: int | None, scale: float, mask: Mask = None
+    q: Float[Tensor, "b h n d"], block: Block, scale: float
 ) -> Iterator[tuple[slice, int, Float[Tensor, "b g rm upto"]]]:
     """Rows to work on at once, the first key that none of them sees, and their logits for the keys before it."""
+    k, _, shift, mask = block
     groups, (n, s) = k.shape[1], (q.shape[-2], k.shape[-2])
     keys = _wide(k).mT
     for rows, upto in _tiles(n, s, q.shape[0] * q.shape[1], shift):

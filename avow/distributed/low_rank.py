@@ -220,13 +220,6 @@ def _longest_seen(shard: LinearShard, values: Tensor, longest: Float[Tensor, "ra
     return per_query_head(torch.maximum(before, lengths(values)[..., 0].cummax(-1).values), p.q.shape[1])
 
 
-class Landmarks(NamedTuple):
-    """Which landmarks are keys of this process, and which of them; another's have number 0."""
-
-    mine: Bool[Tensor, "b g r"]
-    key: Int[Tensor, "b g r"]
-
-
 class _Candidates(NamedTuple):
     """This process's keys that may become landmarks, which they are, and their places among those of all shards."""
 
@@ -238,8 +231,11 @@ class _Candidates(NamedTuple):
 
 def landmarks(
     shard: LinearShard, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int
-) -> Protocol[Landmarks]:
-    """Landmarks by randomised block-pivoted Cholesky over the keys of all shards."""
+) -> Protocol[tuple[Bool[Tensor, "b g r"], Int[Tensor, "b g r"]]]:
+    """Landmarks by randomised block-pivoted Cholesky over the keys of all shards.
+
+    Which of them are keys of this process, and which key each is; another's have number 0.
+    """
     few = cholesky.candidates(shard.total, rank)
     some = yield from _candidates(shard, x, log_weight, rank)
     b, g, c = some.place.shape
@@ -263,7 +259,7 @@ def landmarks(
         block = cholesky.log_gauss(best.x, best.x).exp_() - best.along @ best.along.transpose(-1, -2)
         rows[..., span, :] = cholesky.orthonormal(fresh - best.along @ earlier, block)
         left = cholesky.remaining(left, rows[..., span, :])
-    return Landmarks(mine, key)
+    return mine, key
 
 
 class _Pivots(NamedTuple):

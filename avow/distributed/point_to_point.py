@@ -41,7 +41,7 @@ _LONGEST_GRACE = 10.0
 _LATE = "late"
 
 
-@dataclass
+@dataclass(eq=False)
 class Counter:
     """Bytes that this process sent, and in how many messages."""
 
@@ -74,7 +74,7 @@ def counted() -> Iterator[Counter]:
     try:
         yield here
     finally:
-        _COUNTING[:] = [one for one in _COUNTING if one is not here]
+        _COUNTING.remove(here)
 
 
 def group_of(group: Group) -> dist.ProcessGroup:
@@ -84,9 +84,8 @@ def group_of(group: Group) -> dist.ProcessGroup:
         raise ParameterError("group", group, "needs processes that know each other", remedy)
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise ParameterError(
-                "group", group, "must have one axis", 'pass the axis of the sequence: mesh["sequence"]'
-            )
+            remedy = 'pass the axis of the sequence: mesh["sequence"]'
+            raise ParameterError("group", group, "must have one axis", remedy)
         return group.get_group()
     processes = dist.group.WORLD if group is None else group
     if not isinstance(processes, dist.ProcessGroup) or dist.get_rank(processes) < 0:
@@ -112,11 +111,10 @@ class Pending:
         # Empty tensors need no journey: both ends know their sizes.
         mine = [one for one in transfers if self._here in (one.source, one.target) and one.tensor.numel()]
         self._works: list[tuple[Transfer, dist.Work]] = []
-        for one in mine:
-            if one.source == self._here:
-                for counter in _COUNTING:
-                    counter.sent += one.tensor.numel() * one.tensor.element_size()
-                    counter.messages += 1
+        leaving = [one.tensor.nbytes for one in mine if one.source == self._here]
+        for counter in _COUNTING:
+            counter.sent += sum(leaving)
+            counter.messages += len(leaving)
         # GPUs must hear of all transfers at once; elsewhere each has its own peer to name where it fails.
         at_once = [mine] if mine and mine[0].tensor.is_cuda else [[one] for one in mine]
         for some in at_once:
@@ -135,10 +133,8 @@ class Pending:
                     work.wait(max(left, timedelta(milliseconds=1)))
 
     def _operation(self, one: Transfer) -> dist.P2POp:
-        plain = one.tensor.view(-1).view(torch.uint8)
-        if one.source == self._here:
-            return dist.P2POp(dist.isend, plain, group=self._group, group_peer=one.target)
-        return dist.P2POp(dist.irecv, plain, group=self._group, group_peer=one.source)
+        operation, peer = (dist.isend, one.target) if one.source == self._here else (dist.irecv, one.source)
+        return dist.P2POp(operation, one.tensor.view(-1).view(torch.uint8), group=self._group, group_peer=peer)
 
     @contextlib.contextmanager
     def _naming(self, one: Transfer) -> Iterator[None]:

@@ -229,11 +229,11 @@ def combine_message(
 def _sent(sent: Round, ranks: int) -> Traffic:
     """What leaves a shard in a round: its own piece stays, and nothing empty is sent."""
     if isinstance(sent, AllToAll):
-        size = sent.pieces[1:].numel() * sent.pieces.element_size()
+        size = sent.pieces[1:].nbytes
         return Traffic(size, ranks - 1, 1) if size else NOTHING
     if isinstance(sent, Post):
         moving = [one for one in sent.transfers if one.tensor.numel()]
-        leaving = [one.tensor.numel() * one.tensor.element_size() for one in moving if one.source == sent.rank]
+        leaving = [one.tensor.nbytes for one in moving if one.source == sent.rank]
         return Traffic(sum(leaving), len(leaving), int(bool(moving)))
     return NOTHING
 

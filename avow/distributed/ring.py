@@ -24,6 +24,7 @@ from avow.core.compose import Partial, merge
 from avow.core.requirement import Requirement
 from avow.distributed.consensus import Context, agree, attempt, check_consistent
 from avow.distributed.exact import (
+    Block,
     Gradients,
     Mask,
     arithmetics,
@@ -42,8 +43,8 @@ from avow.numerics import rounding
 
 Masks = Sequence[Bool[Tensor, "#b #h #n s"]] | None
 """Which keys of each block this process's rows may see; None: all."""
-Work = Callable[[int, Tensor, Tensor], None]
-"""What a rank does with a block: its number, its keys and its values."""
+Work = Callable[[Block], None]
+"""What a rank does with a block of keys and values."""
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,9 @@ def ring_protocol(shard: Shard) -> Protocol[tuple[Tensor, Tensor]]:
     out = torch.zeros(*p.q.shape[:-1], p.v.shape[-1], dtype=kind, device=p.q.device)
     lse = torch.full(p.q.shape[:-1], -math.inf, dtype=kind, device=p.q.device)
 
-    def work(block: int, keys: Tensor, values: Tensor) -> None:
+    def work(block: Block) -> None:
         nonlocal out, lse
-        out, lse = merged_answers(out, lse, *block_answer(p.q, keys, values, route.shift(block), p.scale))
+        out, lse = merged_answers(out, lse, *block_answer(p.q, block, p.scale))
 
     yield from travel(shard, route, work)
     return out.to(p.q.dtype), lse
@@ -210,18 +211,16 @@ def _certified(
     whole = Partial.nothing((*p.q.shape[:-1], p.v.shape[-1]), p.q.device)
     error: AvowError | None = None
 
-    def work(block: int, keys: Tensor, values: Tensor) -> None:
+    def work(block: Block) -> None:
         nonlocal whole, error
-        mask = None if masks is None else masks[block]
-        tensors = p.q.to(kind), keys.to(kind), values.to(kind)
-        part, failed = attempt(lambda: partial_answer(*tensors, route.shift(block), p.scale, mask))
+        part, failed = attempt(lambda: partial_answer(p.q.to(kind), block.to(kind), p.scale))
         whole, error = whole if part is None else merge(whole, part), error or failed
 
-    yield from travel(shard, route, work)
+    yield from travel(shard, route, work, masks)
     return whole, error
 
 
-def travel(shard: Shard, route: Route, work: Work) -> Protocol[None]:
+def travel(shard: Shard, route: Route, work: Work, masks: Masks = None) -> Protocol[None]:
     """Work on each block that this rank needs, while the next one is in transit."""
     k, v = shard.problem.k, shard.problem.v
     held = _packed(k, v)
@@ -230,7 +229,7 @@ def travel(shard: Shard, route: Route, work: Work) -> Protocol[None]:
         yield Post(route.rank, transfers)
         block = route.at(tick)
         if block is not None:
-            work(block, *_unpacked(held, k, v, route.keys[block]))
+            work(_block(held, block, k, v, route, masks))
         yield Wait()
         held = coming
 
@@ -256,9 +255,8 @@ def gradient_protocol(
         block = (here - tick) % route.ranks
         added = torch.zeros(_size(k, v, route.keys[block]), dtype=kind, device=q.device)
         if route.at(tick) is not None:
-            keys, values = _unpacked(held, k, v, route.keys[block])
-            mask = None if masks is None else masks[block]
-            to_q, to_k, to_v = block_gradients(q, keys, values, lse, grad, along, route.shift(block), p.scale, mask)
+            held_block = _block(held, block, k, v, route, masks)
+            to_q, to_k, to_v = block_gradients(q, held_block, lse, grad, along, p.scale)
             for_queries += to_q
             added = _packed(to_k, to_v)
         yield Wait()
@@ -280,6 +278,12 @@ def _transfers(held: Tensor, tick: int, k: Tensor, v: Tensor, route: Route) -> t
             coming = torch.empty(_size(k, v, route.keys[block]), dtype=k.dtype, device=k.device)
         transfers.append(Transfer(source, target, held if source == route.rank else coming))
     return transfers, coming
+
+
+def _block(held: Tensor, block: int, k: Tensor, v: Tensor, route: Route, masks: Masks) -> Block:
+    """A block by its number, from the message that holds it."""
+    mask = None if masks is None else masks[block]
+    return Block(*_unpacked(held, k, v, route.keys[block]), route.shift(block), mask)
 
 
 def _packed(k: Tensor, v: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def sparse_protocol(
     bound, everywhere, here, lse, longest = out.new_zeros(5, b, h, n).unbind(0)
     kept: list[Kept] = []
     if task.keys and out.numel():
-        norms, ranks = p.norms, task.ranks
+        norms = p.norms
         sketch = whole_sketch(p.k, method.bits, sketch)
         # Samples are each row's own; else query heads of a key head read what any of them does.
         siblings = 1 if method.chance > 0 else h // groups
@@ -206,34 +206,32 @@ def sparse_protocol(
             rounded = yield from _agreed_rounding(p, view, norms.q[:, :, rows].reshape(b, groups, -1, 1), task)
             whole = rounded.whole
             nothing = Gathered.of(Tokens(q.double() * p.scale, p.k, p.v, None, whole.size))
-            steps = SparseReading(
-                view,
-                nothing,
-                whole,
-                rounded.unit / whole.size,
-                rounded.drop,
-                task.keys,
-                method.chance,
-                generator,
-                rounded.delta.clamp(max=rounding.NEGLIGIBLE_NATS).exp(),
-            ).steps()
-            answer = yield from _over_shards(steps, ranks)
+            most, grown = rounded.unit / whole.size, rounded.delta.clamp(max=rounding.NEGLIGIBLE_NATS).exp()
+            reading = SparseReading(
+                view, nothing, whole, most, rounded.drop, task.keys, method.chance, generator, grown
+            )
+            answer = yield from _over_shards(reading.steps(), task.ranks)
             state = answer.state
-            read_here = answer.touched.sum(-1, keepdim=True).double()
             log = state.top + state.total.log()
-            bounds, most = rounded.bounds(answer.tails), whole.longest.expand(log.shape)
-            parts = (state.out * whole.size, bounds, answer.everywhere, read_here, log, most)
-            for x, part in zip((out, bound, everywhere, here, lse, longest), parts, strict=True):
+            parts = (
+                (out, state.out * whole.size),
+                (bound, rounded.bounds(answer.tails)),
+                (everywhere, answer.everywhere),
+                (here, answer.touched.sum(-1, keepdim=True).double()),
+                (lse, log),
+                (longest, whole.longest.expand(log.shape)),
+            )
+            for x, part in parts:
                 x[:, :, rows] = part.reshape(x[:, :, rows].shape)
             if task.followed:
                 read = answer.read
                 assert isinstance(read, Gathered)
                 logs = read.logits if answer.odds is None else read.logits - read.at(answer.odds).log()
                 kept.append(Kept(rows, read.head, read.place, logs))
-    reading = Reading(everywhere, here, out, lse, tuple(kept))
-    answer_out = rounding.saturating_cast(out, p.q.dtype)
-    own = relative_errors(absolute_errors(bound, longest), length_floors(answer_out))
-    return Attended(answer_out, _certificate(bound, own, reading, task)), reading
+    rounded_out = rounding.saturating_cast(out, p.q.dtype)
+    own = relative_errors(absolute_errors(bound, longest), length_floors(rounded_out))
+    certificate = _certificate(bound, own, everywhere, task)
+    return Attended(rounded_out, certificate), Reading(everywhere, here, out, lse, tuple(kept))
 
 
 def whole_sketch(k: Float[Tensor, "b g s d"], bits: int, known: Sketch | None) -> Sketch:
@@ -278,7 +276,7 @@ def _over_shards(steps: Steps, ranks: int) -> Protocol[Answer]:
 
 
 def _certificate(
-    bound: Float64[Tensor, "b h n"], own: Float64[Tensor, "b h n"], reading: Reading, task: Task
+    bound: Float64[Tensor, "b h n"], own: Float64[Tensor, "b h n"], everywhere: Float64[Tensor, "b h n"], task: Task
 ) -> Certificate:
     largest = float(bound.amax()) if bound.numel() else 0.0
     if task.tol is not None and not largest <= task.tol:
@@ -286,7 +284,7 @@ def _certificate(
         rule = f"is less than can be proved, {largest:.3g}"
         raise ToleranceUnreachable("tol", task.tol, rule, remedy, largest)
     drop = {} if task.tol is None else {"drop": task.tol}
-    share = float(reading.everywhere.sum()) / max(bound.numel() * task.keys, 1)
+    share = float(everywhere.sum()) / max(bound.numel() * task.keys, 1)
     assumed = "sums and exp of float64 are right to 1e-9" if task.keys else "there was nothing to attend to"
     return Certificate(
         task.method.name,

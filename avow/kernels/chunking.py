@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.errors import DtypeError, ShapeError
-from avow.kernels.tile_ops import LOWEST, Shape, interpreted, view
+from avow.kernels.tile_ops import LOWEST, Shape, filled, interpreted, view
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Beyond this many numbers in a row, a state has no room in registers.
@@ -186,8 +186,8 @@ def part_prefixes(added, tops, begin, begin_tops, before, before_tops, parts, S:
     inside = place < S.SIZE
     at = (place // S.WIDTH) % S.LOGS
     leads = inside & (place % S.WIDTH == 0) & (place // S.WIDTH < S.LOGS)
-    state = tl.zeros((S.BLOCK,), tl.float32)
-    top = tl.full((S.BLOCK,), LOWEST, tl.float32)
+    state = filled(0.0, S.BLOCK)
+    top = filled(LOWEST, S.BLOCK)
     if begin is not None:
         state = tl.load(begin + head * S.SIZE + place, mask=inside, other=0.0)
         top = tl.load(begin_tops + head * S.LOGS + at, mask=inside, other=0.0)

@@ -123,7 +123,7 @@ def mixture(
     subset: Annotated[str | None, typer.Option(help="The keys they are for; the first ones by default.")] = None,
     eps: Eps = 0.01,
 ) -> Construction:
-    """A query that spreads the weight over some keys in given proportions."""
+    """A query that spreads the weight over keys in given shares."""
     shares = parsing.fractions("weights", weights)
     chosen = list(range(len(shares))) if subset is None else parsing.indices("subset", subset)
     if len(set(chosen)) != len(shares) or len(chosen) != len(shares) or not set(chosen) <= set(range(len(given))):

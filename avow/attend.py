@@ -249,13 +249,12 @@ def _attend_by(
         again = tuned(_error_budget(problem, requirement, attended))
         attended = attended if again == chosen else run_certified(again, problem, requirement, generator)
     certificate = attended.certificate
-    tol, rtol, remedy = requirement.tol, requirement.rtol, 'use method="auto" or a wider '
-    if tol is not None and not certificate.keeps(tol):
-        rule = f"is below the {certificate.bound:.2e} it can prove"
-        raise ToleranceUnreachable(f"{chosen.name}: tol", tol, rule, f"{remedy}tol", certificate.bound)
-    if rtol is not None and not certificate.keeps(rtol=rtol):
-        rule = f"is below the {certificate.relative:.2e} it can prove relative to the answer"
-        raise ToleranceUnreachable(f"{chosen.name}: rtol", rtol, rule, f"{remedy}rtol", certificate.relative)
+    proved = {"tol": (certificate.bound, ""), "rtol": (certificate.relative, " relative to the answer")}
+    for name, (bound, scope) in proved.items():
+        limit = getattr(requirement, name)
+        if limit is not None and not certificate.keeps(**{name: limit}):
+            rule, remedy = f"is below the {bound:.2e} it can prove{scope}", f'use method="auto" or a wider {name}'
+            raise ToleranceUnreachable(f"{chosen.name}: {name}", limit, rule, remedy, bound)
     return attended
 
 

@@ -168,7 +168,9 @@ class WorkerPool:
             if self._closed:
                 raise RuntimeError("the worker pool is closed")
             # The process starts in this thread: a child belongs to the thread that started it.
-            worker = self._busy[future] = self._idle_worker() or self._start()
+            while self._idle and not self._idle[0].alive:
+                self._idle.pop(0).end()
+            worker = self._busy[future] = self._idle.pop(0) if self._idle else self._start()
         threading.Thread(target=self._run, args=(future, worker, task), daemon=True).start()
         return future
 
@@ -188,14 +190,6 @@ class WorkerPool:
             worker.kill()
         for worker in idle:
             worker.end()
-
-    def _idle_worker(self) -> Worker | None:
-        while self._idle:
-            worker = self._idle.pop(0)
-            if worker.alive:
-                return worker
-            worker.end()
-        return None
 
     def _run(self, future: Future[T], worker: Worker, task: Callable[[Worker], T]) -> None:
         failure = None

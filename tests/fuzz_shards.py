@@ -21,7 +21,7 @@ import torch
 from avow.attend import Attended
 from avow.core import Problem
 from avow.distributed.protocols import Traffic, side_by_side
-from avow.distributed.sparse_protocol import Reading, Task, sparse_protocol
+from avow.distributed.sparse import Reading, Task, sparse_protocol
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.numerics.sketch import GROUP, sketched

@@ -93,7 +93,7 @@ def test_steps_that_pass_are_timed_and_steps_that_do_not_are_not(monkeypatch: py
 
 def test_kernels_that_fail_their_check_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     # What is faulty is told by variant; only the sound are timed.
-    monkeypatch.setattr(linear, "checked", lambda device, names, quick: {name: ["off"] for name in names})
+    monkeypatch.setattr(linear_checks, "checked", lambda device, names, quick: {name: ["off"] for name in names})
     monkeypatch.setattr(linear, "timed", lambda device, sizes, sound, clock, limit: [{"kernel": x} for x in sound])
     results = linear.run("cpu", TINY, "separable", lambda told: None, rehearsed=True)
     assert [result.rows for result in results] == [[]] and results[0].failures == ["off", "off"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from avow.core import Cost, Sizes
+from avow.methods.exact import Exact
 from avow.methods.separable import Separable
 from avow.theory.claims import counting
 from avow.theory.claims.catalogue import costs, linear_costs
@@ -83,6 +84,16 @@ def test_a_cost_model_that_is_off_by_one_operation_is_caught() -> None:
     counting.of_library(Separable(), 9, 3)
     with pytest.raises(Unproved, match=r"the cost model says \d+ operations, the counter \d+"):
         counting.of_library(Off(), 9, 3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_count_does_not_depend_on_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert [counting.of_library(Exact(), *sizes) for sizes in ((1, 1), (3, 2))] == [4, 72]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_attention_by_tiles_is_attention() -> None:

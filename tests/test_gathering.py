@@ -11,8 +11,11 @@ from torch import Tensor
 
 from avow.core import Computed, Problem
 from avow.core.certify import certify
-from avow.methods.sparse import NothingToSave, Sparse
+from avow.methods import sparse
+from avow.methods.sparse import Sparse
+from avow.numerics.shard_steps import Steps, alone
 from avow.numerics.sketch import Sketch, sketched
+from avow.numerics.sparse_reading import Answer, NothingToSave
 from tests.helpers.caches import queries
 
 
@@ -30,9 +33,8 @@ def test_gathering_reads_the_same_tokens_and_proves_the_same(
 ) -> None:
     p = dataclasses.replace(problem(n=20 if causal else 3, s=400, batch=batch), causal=causal)
     method = Sparse(drop, chance=chance)
-    masked, gathered = (
-        method.compute(p, torch.Generator().manual_seed(0), sketch=sketch) for sketch in (None, sketched(p.k))
-    )
+    sketches = (None, sketched(p.k))
+    masked, gathered = (method.compute(p, torch.Generator().manual_seed(0), sketch=sketch) for sketch in sketches)
     assert torch.equal(masked.trace.read, gathered.trace.read)
     torch.testing.assert_close(gathered.trace.tails, masked.trace.tails, rtol=1e-10, atol=1e-15)
     torch.testing.assert_close(gathered.out, masked.out)
@@ -46,15 +48,14 @@ def test_gathering_reads_the_same_tokens_and_proves_the_same(
 def spied(method: Sparse, p: Problem, sketch: Sketch) -> tuple[Computed, Tensor]:
     """What the method gives, and which tokens it touched."""
     touched: list[Tensor] = []
-    choose = Sparse._chosen
 
-    def spying(self: Sparse, *given: object) -> object:
-        choice = choose(self, *given)  # type: ignore[arg-type]
-        touched.append(choice.touched)
-        return choice
+    def spying(steps: Steps) -> Answer:
+        answer = alone(steps)
+        touched.append(answer.touched)
+        return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sparse, "_chosen", spying)
+        patch.setattr(sparse, "alone", spying)
         computed = method.compute(p, torch.Generator().manual_seed(0), sketch)
     (only,) = touched
     return computed, only

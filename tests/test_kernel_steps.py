@@ -187,6 +187,12 @@ def test_nan_is_no_answer_and_an_error_from_the_next_call_on() -> None:
         cache.attend(q, tol=TOL)
 
 
+def unfit(cache: KeyValueCache, q: Tensor, tol: float, confidence: float) -> str:
+    """Why kernels do not answer a cache's queries; empty if they do."""
+    problem = cache._problem(q, None)[0]
+    return cache._steps.unfit(problem, tol, confidence, cache.bits, cache._wide, cache.window)
+
+
 @pytest.mark.parametrize(
     ("options", "heads", "tol", "why"),
     [
@@ -200,16 +206,15 @@ def test_nan_is_no_answer_and_an_error_from_the_next_call_on() -> None:
 def test_what_is_not_for_kernels_says_why(options: dict[str, Any], heads: int, tol: float, why: str) -> None:
     cache = filled(128, **options)
     q = asked(heads=heads, dtype=cache.dtype)
-    assert cache._unfit(cache._problem(q, None)[0], tol, 1.0) == why
+    assert unfit(cache, q, tol, 1.0) == why
     assert not isinstance(cache.attend(q, tol=tol).certificate, LazyCertificate)
 
 
 def test_more_tokens_than_can_be_told_apart_are_not_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = filled(128)
     monkeypatch.setattr(kernel_steps, "_DRAWABLE", 127)
-    problem = cache._problem(asked(), None)[0]
-    assert cache._unfit(problem, TOL, 0.9) == "the kernels sample at most 127 tokens"
-    assert not cache._unfit(problem, TOL, 1.0)
+    assert unfit(cache, asked(), TOL, 0.9) == "the kernels sample at most 127 tokens"
+    assert not unfit(cache, asked(), TOL, 1.0)
 
 
 def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates(

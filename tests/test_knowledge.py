@@ -21,9 +21,9 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.nn import build
 from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
+from avow.training.evaluation import Answer
 from avow.training.knowledge import CLASSIC, NOT_READ, SMALL, Arm, Experiment, Result, Row, arms, outcomes_by_kind
 from avow.training.run_many import Interrupted, News, read_result, run_arm, side_by_side
-from avow.training.sampling import Answer
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=64", "data.batch=8", "run.log_every=2"]
 
@@ -258,7 +258,7 @@ def test_bad_names_are_refused_in_a_line(tmp_path: Path, people: str) -> None:
     assert refused("--attentions", ",").startswith("avow: attentions=(none) names none of them; choose from exact")
     assert refused("--attentions", "exact,exact") == "avow: attentions='exact' is named twice; name it once"
     assert "positions='round' is none of learned, sinusoidal, rotary" in refused("--positions", "round")
-    assert refused("--seeds", "0") == "avow: seeds=0 must be at least 1; 1 is the default"
+    assert refused("--seeds", "0") == "avow: seeds=0 must be at least 1; leave it out for the default"
     assert refused("--corpus", str(tmp_path / "none")).startswith("avow: corpus=")
     assert "is not a parameter" in refused("schedule.stride=3")
     assert refused("--device", "tpu") == "avow: device=tpu is not available; use --device cpu"
@@ -284,7 +284,7 @@ def test_a_row_of_several_seeds_tells_of_the_middle_one_and_of_the_spread() -> N
     chosen = [arm for arm in arms("invented", ["exact"], seeds=4, device="cpu") if arm.label == "exact"]
     results = [Result(arm, outcomes(right), 7, 1.0, 1.0) for arm, right in zip(chosen, (3, 0, 1, 4), strict=True)]
     row = Row("exact", tuple(results))
-    assert row.middle is results[2] and row.spread == (0.0, 1.0)
+    assert row.middle is not None and row.middle[0] is results[2] and row.spread == (0.0, 1.0)
     assert row.plain()["right"] == 1 and row.plain()["seed"] == 2
     assert [run["right"] for run in row.plain()["runs"]] == [3, 0, 1, 4]
 

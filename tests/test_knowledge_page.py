@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from avow.report.knowledge import HEADINGS, MAJORITY, accuracy_plot, knowledge_page, knowledge_table, lines, png
+from avow.report import charts
+from avow.report.knowledge import HEADINGS, MAJORITY, accuracy_plot, knowledge_page, knowledge_table, lines
 from avow.training import Answer, Evaluation, Outcome, Progress, corpus_of
 from avow.training.knowledge import NOT_READ, Experiment, Result, arms
 from avow.training.run_folder import Log
@@ -128,7 +129,7 @@ def test_where_nothing_ended_the_page_says_so(sample: Experiment) -> None:
 
 
 def test_the_picture_is_a_picture(sample: Experiment) -> None:
-    assert png(sample).startswith(b"\x89PNG")
+    assert charts.png(accuracy_plot(sample)).startswith(b"\x89PNG")
     not_read, exact, separable = [trace.look.colour for trace in accuracy_plot(sample).traces[1:]]
     assert len({not_read, exact, separable}) == 3, "arms are told apart"
     (curve,) = [trace for trace in figures(page_of(sample))["loss"]["data"] if trace["name"] == "exact"]

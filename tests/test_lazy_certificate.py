@@ -128,12 +128,12 @@ def test_bounds_that_forget_the_last_token_would_be_found(monkeypatch: pytest.Mo
     cache, k, v = grown()
     q = queries(k, 9)
     quick(cache, q)
-    known = cache._ends
+    known = cache._length_bounds
     # One key that is 3,000 times as long: its rounding alone exceeds what the others' lengths allow.
     k1, v1 = 3e3 * k[:, :, :1], v[:, :, :1]
     cache.append(k1, v1)
     honest = cache.attend(q, 1e-1).certificate.bound
-    cache._known_ends = known
+    cache._known_bounds = known
     assert honest > 10 * cache.attend(q, 1e-1).certificate.bound
 
 

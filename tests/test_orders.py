@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +14,8 @@ from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from avow.numerics import token_ranking
 from avow.numerics.heads import longest_seen, per_query_head
+from avow.numerics.sketch import sketched
+from avow.numerics.sketched_problem import Known
 from tests.helpers.caches import queries
 
 
@@ -86,12 +87,8 @@ def test_siblings_read_less_together_than_each_for_itself(monkeypatch: pytest.Mo
     assert bool((errors <= rows).all()) and float(rows.max()) <= 0.05 * 1.001 + 1e-6
     # All of them read what any does.
     assert torch.equal(trace.read, per_query_head(trace.distinct, 6))
-    of: Callable[..., token_ranking.Order] = token_ranking.Order.of
-
-    def alone(*given: object) -> token_ranking.Order:
-        return of(*given[:-1], 1)
-
-    monkeypatch.setattr(token_ranking.Order, "of", alone)
+    view = Known.view
+    monkeypatch.setattr(Known, "view", lambda self, rows, siblings, bias: view(self, rows, 1, bias))
     _, _, singly = attended(p, Sparse(0.05))
     assert float(trace.distinct.mean()) < 0.97 * float(singly.distinct.mean())
 
@@ -107,19 +104,11 @@ def test_siblings_that_see_different_tokens_keep_their_own_bounds() -> None:
 
 
 def test_what_is_left_unread_is_bounded_for_answers_of_any_length() -> None:
-    seen: list[token_ranking.Order] = []
-    of: Callable[..., token_ranking.Order] = token_ranking.Order.of
-
-    def spying(*given: object) -> token_ranking.Order:
-        seen.append(of(*given))
-        return seen[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_ranking.Order, "of", spying)
-        attended(grouped(heads=2), Sparse(0.05))
-    (order,) = seen
-    n = order.view.lengths.double()
+    p = grouped(heads=2)
+    view = Known.of(p, sketched(p.k), gathers=False).view(slice(0, 2), 1, None)
+    whole = view.extent
+    n, usual = whole.near(view.lengths).double(), torch.rand_like(whole.origin)
     for length in (0.0, 0.1, 1.0, 10.0):
-        longer = torch.full_like(order.length, length)
-        assert bool(((n + longer) / (n + order.length) <= order._ratio(longer)).all())
-    assert math.isclose(float(order._ratio(order.length).max()), 1.0, rel_tol=1e-8)
+        longer = torch.full_like(usual, length)
+        assert bool(((n + longer) / (n + usual) <= whole.ratio(longer, usual) * (1 + 1e-12)).all())
+    assert math.isclose(float(whole.ratio(usual, usual).max()), 1.0, rel_tol=1e-8)

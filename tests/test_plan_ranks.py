@@ -128,7 +128,7 @@ def test_one_shard_is_no_plural() -> None:
 
 
 def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "BINS", 161)
+    monkeypatch.setattr(sparse, "SHARES", (0.1,) * 4)
     parallel_plan._traffic.cache_clear()
     try:
         shown = run("bench", "shards", "--ranks", "2", code=1).stdout

@@ -20,8 +20,7 @@ from avow.errors import LostRank, ParameterError
 from avow.training import Progress, Trained
 from avow.training.batches import Batches, Step, naming_lost_workers
 from avow.training.distributed import Ranks
-from avow.training.graphs import Replayed
-from avow.training.loop import Trainer
+from avow.training.loop import Replayed, Trainer
 from tests.helpers.runs import small
 
 pytestmark = pytest.mark.processes

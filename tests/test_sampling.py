@@ -126,7 +126,7 @@ def test_answers_given_together_are_those_given_alone(attention: str, positions:
 
 
 def test_more_questions_than_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avow.training.sampling._TOGETHER", 2)
+    monkeypatch.setattr("avow.training.evaluation._TOGETHER", 2)
     known = {f"{letter}?": (letter * 2, 0.9) for letter in "abcdefg"}
     assert [a.text for a in answers(Knowing(known), VOCABULARY, asked(*known))] == [text for text, _ in known.values()]
 

@@ -19,8 +19,10 @@ from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from avow.numerics import sketch as sketches
-from avow.numerics import sketched_problem
+from avow.numerics import token_ranking
 from avow.numerics.heads import longest_seen
+from avow.numerics.shard_steps import Steps, alone
+from avow.numerics.sparse_reading import Answer
 
 
 def peaked(n: int = 6, s: int = 700, d: int = 32, sharp: float = 3.0, heads: int = 4, groups: int = 2) -> Problem:
@@ -90,7 +92,7 @@ def test_tokens_taken_together_are_read_less_than_each_at_its_worst(monkeypatch:
     p = peaked(s=4096, n=2, sharp=2.0, heads=2)
     out, certificate, trace = attended(Sparse(drop=0.05), p)
     assert bool((errors(p, out) <= certificate.rows).all())
-    monkeypatch.setattr(sketched_problem, "aggregate_error", lambda *_: None)
+    monkeypatch.setattr(token_ranking, "aggregate_error", lambda *_: None)
     _, _, singly = attended(Sparse(drop=0.05), p)
     assert float(trace.read.mean()) < 0.8 * float(singly.read.mean())
 
@@ -136,17 +138,16 @@ def test_values_chosen_to_do_the_most_damage_do_not_break_it() -> None:
 
 def _drawn(method: Sparse, p: Problem) -> Tensor:
     """Which tokens the method reads."""
-    seen = []
-    choose = Sparse._chosen
+    answers = []
 
-    def spying(self: Sparse, *given: object) -> object:
-        seen.append(choose(self, *given))  # type: ignore[arg-type]
-        return seen[-1]
+    def spying(steps: Steps) -> Answer:
+        answers.append(alone(steps))
+        return answers[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sparse, "_chosen", spying)
+        patch.setattr(sparse, "alone", spying)
         method.compute(p)
-    return seen[0][1]
+    return answers[0].kept
 
 
 def test_a_sketch_that_claims_too_much_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,7 @@ def test_samples_that_leave_too_little_of_the_mass_certain_prove_nothing(monkeyp
     p, method = peaked(n=1, s=1024, sharp=0.3), Sparse(drop=0.3, chance=0.2)
     usual, other = (attended(method, p, seed)[0] for seed in (1, 2))
     assert not torch.equal(usual, other)
-    monkeypatch.setattr("avow.numerics.tail_histogram._SURE", 0.0)
+    monkeypatch.setattr("avow.numerics.tail_samples._SURE", 0.0)
     sure, again = (attended(method, p, seed)[0] for seed in (1, 2))
     assert torch.equal(sure, again), "draws count only where they prove something"
 

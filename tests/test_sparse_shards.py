@@ -12,11 +12,13 @@ from torch import Tensor
 
 import avow
 from avow.core import Problem
-from avow.distributed import sparse_budget, sparse_draws, sparse_protocol
+from avow.distributed import sparse
 from avow.distributed.protocols import side_by_side
 from avow.distributed.sparse import gradient_protocol, own_generator, sparse_traffic
 from avow.errors import NonFiniteError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
+from avow.numerics import tail_samples
+from avow.numerics.token_ranking import Budget
 from tests import fuzz_shards
 from tests.fuzz import CONFIDENCE
 from tests.fuzz_shards import over_shards, parted
@@ -57,7 +59,7 @@ def test_shards_in_one_process_send_what_the_formula_says(heads: int, chance: fl
 def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
     monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], tiles: list[slice]
 ) -> None:
-    monkeypatch.setattr(sparse_protocol, "row_tiles", lambda *_: tiles)
+    monkeypatch.setattr(sparse, "row_tiles", lambda *_: tiles)
     # Five tokens outweigh all others by far, and both keep those alone.
     q, k, v = torch.ones(1, 4, 2, 16), 0.01 * torch.randn(1, 2, 1024, 16), torch.randn(1, 2, 1024, 5)
     k[:, :, [3, 64, 500, 501, 999]] += torch.tensor([9.0, 9.1, 8.9, 9.2, 9.0])[:, None]
@@ -170,12 +172,12 @@ def test_bounds_hold_in_a_slice_of_the_fuzz() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.02])
 def test_shards_that_own_up_to_too_little_are_caught(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    honest = sparse_budget.left
+    honest = Budget.most_moved
 
     def lying(*given: Any) -> Tensor:
         return honest(*given) * share
 
-    monkeypatch.setattr(sparse_protocol, "left", lying)
+    monkeypatch.setattr(Budget, "most_moved", lying)
     found = fuzz_shards.run(1_200, 5)
     assert not found.sound and found.tally.broken > 0 and found.tally.stories
 
@@ -217,12 +219,12 @@ def test_rows_miss_no_more_often_than_promised() -> None:
 
 
 def test_ranges_told_too_small_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = sparse_draws._missed
+    honest = tail_samples._missed
 
     def lying(seen: Tensor, variances: Tensor, ends: Tensor, *given: Any) -> Tensor:
         return honest(seen, 1e-3 * variances, 1e-3 * ends, *given)
 
-    monkeypatch.setattr(sparse_draws, "_missed", lying)
+    monkeypatch.setattr(tail_samples, "_missed", lying)
     broken, rows = missed(flat_heads(32), Sparse(chance=1 - CONFIDENCE), 3)
     assert Interval.of(broken, rows).low > 1 - CONFIDENCE
 

@@ -11,21 +11,6 @@ from torch import Tensor
 from avow.numerics import tails
 
 
-def test_bins_hold_what_their_edges_say() -> None:
-    logs = 5 * torch.randn(7, 400, dtype=torch.float64)
-    bins = tails.binned(logs)
-    above = bins.edges().gather(-1, bins.place)
-    assert bool((logs <= above + 1e-12).all())
-    assert bool(((logs > above - 1 / 16 - 1e-12) | (bins.place == 639)).all()), "the last one holds all that is smaller"
-    sums = bins.sums(logs.exp())
-    torch.testing.assert_close(sums.sum(-1), logs.exp().sum(-1))
-
-
-def test_nothing_at_all_has_a_bin() -> None:
-    bins = tails.binned(torch.full((2, 5), -math.inf, dtype=torch.float64))
-    assert bool((bins.place == 639).all()) and bool(torch.isfinite(bins.edges()).all())
-
-
 def exponent(t: Tensor, variance: Tensor, largest: Tensor) -> Tensor:
     x = t * largest / variance
     return variance / largest.square() * ((1 + x) * torch.log1p(x) - x)

@@ -233,14 +233,14 @@ def test_no_memory_to_grow_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
     before = cache.attend(q, 0.1)
     assert before.certificate.method == "sparse"
     k, v = tokens(cache, 5000)
-    make = KeyValueCache._room
+    make = KeyValueCache._allocate
 
     def scarce(self: KeyValueCache, count: int) -> dict[str, Tensor]:
         if count > 1000:
             raise torch.OutOfMemoryError("out of memory")
         return make(self, count)
 
-    monkeypatch.setattr(KeyValueCache, "_room", scarce)
+    monkeypatch.setattr(KeyValueCache, "_allocate", scarce)
     with pytest.raises(torch.OutOfMemoryError):
         cache.append(k, v)
     monkeypatch.undo()

@@ -163,7 +163,7 @@ def test_one_process_goes_on_from_what_two_wrote(together: Path, kind: str, tmp_
     for name in ("one", "again"):
         shutil.copytree(together / kind / "whole", tmp_path / name)
         start, last = checkpoint.checkpoints(tmp_path / name / "checkpoints")
-        assert checkpoint.facts(start)["world"] == 2
+        assert checkpoint.described(start)["facts"]["world"] == 2
         shutil.rmtree(last)
         ends.append(train(config, tmp_path / name, resume=True).model.state_dict())
     assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())

@@ -7,7 +7,7 @@ captured, and the time of Python is included.
 `run_kernels` replays the kernels of a step in a CUDA graph, beside exact attention replayed the same way; no call of a
 user takes so little. With the kernels interpreted, every line of it runs on a CPU at tiny sizes.
 
-Every answer is compared with float64 first. An answer that breaks its bound or the tolerance gets no speed.
+Every answer is compared with float64 first. An answer that breaks its bound or the tolerance is not timed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Linear attention against exact attention and its peers: by kernels on a GPU, by the plain path on a CPU.
 
 Every kernel is compared with float64 first, answers and gradients, and steps token by token; the plain path's answers
-are checked against their certificates. What fails gets no speed. Only speed needs a GPU: with the kernels interpreted,
+are checked against their certificates. What fails is not timed. Only speed needs a GPU: with the kernels interpreted,
 every line runs on a CPU at tiny sizes.
 """
 
@@ -21,21 +21,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import avow
 from avow.attend import audit
+from avow.bench import linear_checks
 from avow.bench.cases import sdpa
 from avow.bench.clock import Clock, peak_bytes
-from avow.bench.linear_checks import (
-    FEATURES,
-    STEPS,
-    VARIANTS,
-    Call,
-    Inputs,
-    check_step,
-    checked,
-    drawn,
-    empty_state,
-    fuzzed,
-    random_features,
-)
+from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, Call, Inputs, drawn
 from avow.bench.results import Goal, Result, Row, rate_row, tell_row
 from avow.core import Method, Problem
 from avow.methods import method_named
@@ -87,8 +76,10 @@ def run(
     step_names = list(STEPS) if only in (None, "step") else []
     batches = (2,) if rehearsed else (1, 64)
     tell("checks")
-    faults = checked(device, names, rehearsed) if names else {}
-    step_faults = {name: [fault for b in batches for fault in check_step(device, name, b)] for name in step_names}
+    faults = linear_checks.checked(device, names, rehearsed) if names else {}
+    step_faults = {
+        name: [fault for b in batches for fault in linear_checks.check_step(device, name, b)] for name in step_names
+    }
     sound = [name for name in names if not faults[name]]
     results = []
     tell("sequences")
@@ -99,8 +90,8 @@ def run(
             "`of the limit`: the time to read q, k and v and write the answer once, over the time taken; training has "
             f"to read and write 11 such tensors at least. Random features: {FEATURES}; fla gets them from torch."
         )
-        title, failures = f"linear attention ({where})", sum(faults.values(), list[str]())
-        results.append(Result(title, rows, list(goals(rows)), [remark], failures))
+        failures = [fault for some in faults.values() for fault in some]
+        results.append(Result(f"linear attention ({where})", rows, list(goals(rows)), [remark], failures))
     tell("kernels")
     if "linear" in sound:
         results.append(Result("linear attention: its kernels", list(stages(device, sizes, clock, limit))))
@@ -112,14 +103,14 @@ def run(
     tell("steps")
     if step_names:
         rows = list(steps(device, clock, limit, [name for name in step_names if not step_faults[name]], batches))
-        title, failures = f"single tokens, {HEADS} heads of {WIDTH}", sum(step_faults.values(), list[str]())
+        title, failures = f"single tokens, {HEADS} heads of {WIDTH}", [x for some in step_faults.values() for x in some]
         results.append(Result(title, rows, list(step_goals(rows)), failures=failures))
     return results
 
 
 def shapes(device: str, count: int, rehearsed: bool) -> list[Result]:
     """Random shapes and types, and the faults at them."""
-    faults = fuzzed(device, count, rehearsed)
+    faults = linear_checks.fuzzed(device, count, rehearsed)
     return [Result(f"{count} random shapes and types, {len(faults)} faults", failures=faults)]
 
 
@@ -157,7 +148,7 @@ def fla_call(name: str, fla: Any) -> Call | None:
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if name == "random features":
-            q, k = random_features(q, k)
+            q, k = linear_checks.random_features(q, k)
         return fla(q, k, v, scale=1.0, normalize=name != "linear")[0]
 
     return call
@@ -319,7 +310,7 @@ def steps(device: str, clock: Clock, limit: float, names: list[str], batches: tu
     """Single tokens: the time of a step, and that time over what moving its state takes."""
     for b, name in product(batches, names):
         q, k, v = (torch.randn(b, HEADS, WIDTH, device=device).bfloat16() for _ in range(3))
-        state = empty_state(STEPS[name], device, b, HEADS, WIDTH, WIDTH)
+        state = linear_checks.empty_state(STEPS[name], device, b, HEADS, WIDTH, WIDTH)
         seconds = clock.seconds(partial(STEPS[name].call, q, k, v, state))
         moved = 2 * state.sums.numel() * 4
         row: Row = {"step": name, "batch": b, "us": 1e6 * seconds, "MB": moved / 1e6}

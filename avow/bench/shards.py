@@ -18,15 +18,11 @@ from avow.core import Problem
 from avow.core.chart import Chart
 from avow.core.compose import merge
 from avow.distributed.exact import packed, partial_answer, unpacked
-from avow.distributed.low_rank import low_rank_protocol
+from avow.distributed.low_rank import linear_protocol
 from avow.distributed.parallel_plan import Strategy, strategies
 from avow.distributed.protocols import Protocol, Shard, Traffic, all_gather, side_by_side
 from avow.distributed.ring import ring_protocol
-from avow.distributed.sparse_protocol import Task, sparse_protocol
-from avow.distributed.states import draw_directions, gather_longest, random_features_protocol, separable_protocol
-from avow.methods.low_rank import LowRank
-from avow.methods.random_features import RandomFeatures
-from avow.methods.separable import Separable
+from avow.distributed.sparse import Task, sparse_protocol
 from avow.methods.sparse import Sparse
 
 # What sparse attention may be off; other strategies are right to the rounding of float32.
@@ -116,11 +112,6 @@ def protocol(strategy: Strategy, shard: Shard) -> Protocol[Tensor]:
     if isinstance(method, Sparse):
         task = Task(_TOL, method, shard.total, max(shard.keys), shard.ranks)
         return (yield from sparse_protocol(shard.problem, task))[0].out
-    if isinstance(method, LowRank | RandomFeatures | Separable):
-        linear = yield from gather_longest(shard, torch.Generator().manual_seed(0))
-        if isinstance(method, LowRank):
-            return (yield from low_rank_protocol(linear, method.rank))[0]
-        if isinstance(method, Separable):
-            return (yield from separable_protocol(linear, method))[0]
-        return (yield from random_features_protocol(linear, method, draw_directions(linear, method)))[0]
-    return (yield from ring_protocol(shard))[0]
+    if method.is_exact:
+        return (yield from ring_protocol(shard))[0]
+    return (yield from linear_protocol(shard, method, torch.Generator().manual_seed(0)))[1]

@@ -138,7 +138,7 @@ class Workload:
         return dataclasses.replace(self, q=q, positions=last if queries < held else self.positions)
 
     def some(self, queries: int) -> Workload:
-        """The same keys with so many of the queries, evenly taken."""
+        """The same keys with `queries` of the queries, evenly spaced."""
         held = self.q.shape[-2]
         if queries >= held:
             return self
@@ -147,9 +147,9 @@ class Workload:
         return dataclasses.replace(self, q=self.q[..., places, :], positions=positions)
 
     def head(self, number: int) -> Workload:
-        """One query head and the keys it sees, counted over the batch; one beyond the last is counted on.
+        """One query head and the keys it sees, counted over the batch and modulo their number.
 
-        Tensors are copies, so that whoever remembers one head does not hold them all.
+        Tensors are copies, so that keeping one head does not keep all in memory.
         """
         batch, heads = self.q.shape[:2]
         b, h = number // heads % batch, number % heads

@@ -44,7 +44,8 @@ def knowledge(
     """
     from avow import file_io
     from avow.bench.clock import machine
-    from avow.report.knowledge import knowledge_page, knowledge_table, png
+    from avow.report import charts
+    from avow.report.knowledge import accuracy_plot, knowledge_page, knowledge_table
     from avow.report.terminal import bold
     from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import Interrupted, side_by_side
@@ -65,7 +66,7 @@ def knowledge(
     experiment = Experiment.of(corpus, out, results)
     plain = {"command": command(), "machine": where, **experiment.plain()}
     file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
-    file_io.write(picture, png(experiment))
+    file_io.write(picture, charts.png(accuracy_plot(experiment)))
     file_io.write(html, knowledge_page(experiment, command(), where))
     present(as_json, plain, knowledge_table(experiment), "", bold(experiment.headline))
     for failure in experiment.failures:

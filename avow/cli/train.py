@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Device, Seed, command, command_with, configuration, files, place
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, Device, Seed, command, command_with, configuration, files, option, place
+from avow.cli.output import document, present, wrote
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
-    from avow.report.knowledge import ModelAnswers
     from avow.training import TrainConfig, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
@@ -27,17 +26,22 @@ STEPS = {"pretrain": 1000, "finetune": 200}
 TASKS = {"pretrain": ("pretrain", "mixed", "cloze"), "finetune": ("finetune",)}
 # In place of a pretrained run: the baseline that has read nothing.
 NOTHING = "nothing"
+_FROM = f"The pretrained model, of a run its newest good checkpoint; {NOTHING}: one that has read nothing."
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of the run: log, configuration, checkpoints.")]
 Finished = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")]
 Flags = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.NAME=VALUE", help="Fields of the configuration; see below.")
 ]
-Config = Annotated[Path | None, typer.Option(help="A configuration in TOML or JSON; fields on the command line win.")]
-Corpus = Annotated[str | None, typer.Option(metavar="DIR|invented", help="The same as data.corpus.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in RUN, if there is one.")]
-ResumeFrom = Annotated[Path | None, typer.Option(help="Continue from this checkpoint of RUN.")]
-RunDevice = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="The same as run.device.")]
+Config = Annotated[Path | None, option("A configuration in TOML or JSON; fields on the command line win.")]
+Corpus = Annotated[str | None, option("The same as data.corpus.", metavar="DIR|invented")]
+Origin = Annotated[str | None, option(_FROM, "--from", metavar="RUN|CHECKPOINT")]
+Resume = Annotated[bool, option("Continue from the last checkpoint in RUN, if there is one.", "--resume")]
+ResumeFrom = Annotated[Path | None, option("Continue from this checkpoint of RUN.")]
+RunDevice = Annotated[str | None, option("The same as run.device.", "--device", metavar="auto|cpu|cuda")]
+Questions = Annotated[Path | None, option("Questions and answers, separated by a tab.", metavar="FILE.tsv")]
+DevCorpus = Annotated[str | None, option("Ask its dev.tsv; default: that of the run's corpus.", metavar="DIR|invented")]
+Temperature = Annotated[float, option("How freely it draws: 0 is the likeliest character, 1 as the model says.")]
 
 
 @app.command(cls=command_with(lambda: configuration(steps=STEPS["pretrain"])))
@@ -63,14 +67,7 @@ def pretrain(
 def finetune(
     run: Run,
     flags: Flags = None,
-    origin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="RUN|CHECKPOINT",
-            help=f"The pretrained model, of a run its newest good checkpoint; {NOTHING}: one that has read nothing.",
-        ),
-    ] = None,
+    origin: Origin = None,
     config: Config = None,
     corpus: Corpus = None,
     resume: Resume = False,
@@ -82,13 +79,15 @@ def finetune(
 
     By default those of the corpus it has read.
     """
+    from avow.training import checkpoint
+
     given = _with_options(flags, {"data.corpus": corpus, "run.device": device})
     defaults = []
     resumed = bool(resume_from or resume) and (run / "config.json").exists()
     if origin is not None and origin != NOTHING:
         start = _start(Path(origin))
         given = _with_options(given, {"run.start": str(start)})
-        defaults.append(f"data.corpus={_trained_corpus(start)}")
+        defaults.append(f"data.corpus={checkpoint.described(start)['facts']['config']['data']['corpus']}")
     elif origin is None and not resumed and not any(flag.startswith("run.start=") for flag in given):
         remedy = f"name a pretrained run, or use --from {NOTHING} for one that has read nothing"
         raise ParameterError("from", None, "says what to begin with, and must be given", remedy)
@@ -100,13 +99,9 @@ def finetune(
 @app.command()
 def evaluate(
     run: Finished,
-    questions: Annotated[
-        Path | None, typer.Option(metavar="FILE.tsv", help="Questions and answers, separated by a tab.")
-    ] = None,
-    corpus: Annotated[
-        str | None, typer.Option(metavar="DIR|invented", help="Ask its dev.tsv; by default that of the run's corpus.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a report with the charts and every answer.")] = None,
+    questions: Questions = None,
+    corpus: DevCorpus = None,
+    html: Annotated[Path | None, option("Write a report with the charts and every answer.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -115,19 +110,32 @@ def evaluate(
     Counts exact matches, and whether its confidence says which answers are made up.
     """
     from avow import file_io
-    from avow.report.knowledge import evaluation_lines, evaluation_page
-    from avow.report.terminal import show
+    from avow.report.knowledge import ModelAnswers, evaluation_lines, evaluation_page
+    from avow.training import checkpoint, corpus_of, load_model, majority, read_questions
+    from avow.training import evaluate as evaluation_of
 
     if questions is not None and corpus is not None:
         raise ParameterError("questions", questions, f"contradicts --corpus {corpus}", "give one of them")
     written = files(html)
-    answers = _answers(run, questions, corpus, device)
+    path = checkpoint.last_of(run)
+    model, vocabulary = load_model(path)
+    name = corpus or checkpoint.described(path)["facts"]["config"]["data"]["corpus"]
+    if questions is not None:
+        given, where = read_questions(questions), str(questions)
+        try:
+            train = corpus_of(name).train
+        except FileError:
+            train = ()  # The corpus may have moved since; the questions are here.
+    else:
+        texts = corpus_of(name)
+        given, train, where = texts.dev, texts.train, f"the dev questions of {name}"
+        if not given:
+            raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
+    evaluation = evaluation_of(model.to(place(device)), vocabulary, given)
+    answers = ModelAnswers(path, where, evaluation, majority(train, given) if train else None)
     if html is not None:
         file_io.write(html, evaluation_page(answers, command()))
-    if as_json:
-        document(answers.plain())
-    else:
-        show(*evaluation_lines(answers))
+    present(as_json, answers.plain(), *evaluation_lines(answers))
     wrote(written)
 
 
@@ -135,10 +143,8 @@ def evaluate(
 def sample(
     run: Finished,
     text: Annotated[str, typer.Argument(help="How it begins; ⁇ stands for the mask.")],
-    length: Annotated[int, typer.Option(help="Characters to write at most; the block ends it too.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="How freely it draws: 0 is the likeliest character, 1 as the model says.")
-    ] = 1.0,
+    length: Annotated[int, option("Characters to write at most; the block ends it too.")] = 200,
+    temperature: Temperature = 1.0,
     seed: Seed = 0,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -148,12 +154,10 @@ def sample(
 
     from avow.training import load_model
     from avow.training import sample as continuation
-    from avow.training.distributed import ranks
 
     model, vocabulary = load_model(run)
-    with ranks(place(device)) as here:
-        generator = torch.Generator().manual_seed(seed)
-        written = continuation(model.to(here.device), vocabulary, text, length, temperature, generator)
+    generator = torch.Generator().manual_seed(seed)
+    written = continuation(model.to(place(device)), vocabulary, text, length, temperature, generator)
     if as_json:
         document({"text": text, "written": written, "temperature": temperature, "seed": seed})
     else:
@@ -164,12 +168,13 @@ def _with_options(flags: list[str] | None, options: dict[str, str | None]) -> li
     """Flags and what options say of the same fields; both may say the same, but not two things."""
     every = list(flags or [])
     for field, value in options.items():
-        said = [flag.partition("=")[2] for flag in every if flag.startswith(f"{field}=")]
-        if value is not None and said and said[-1] != value:
+        if value is None:
+            continue
+        others = [flag.partition("=")[2] for flag in every if flag.startswith(f"{field}=")]
+        if others and others[-1] != value:
             rule = f"contradicts {value}, which the command or its options say"
-            raise ParameterError(field, repr(said[-1]), rule, "say it once")
-        if value is not None:
-            every.append(f"{field}={value}")
+            raise ParameterError(field, repr(others[-1]), rule, "say it once")
+        every.append(f"{field}={value}")
     return every
 
 
@@ -184,39 +189,6 @@ def _start(path: Path) -> Path:
     if good != last:
         typer.echo(f"avow: {last} {checkpoint.fault(last)}; beginning with {good}", err=True)
     return good
-
-
-def _trained_corpus(path: Path) -> str:
-    """The corpus that a checkpoint was trained on."""
-    from avow.training import checkpoint
-
-    return str(checkpoint.facts(path)["config"]["data"]["corpus"])
-
-
-def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> ModelAnswers:
-    """A model's answers to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
-    from avow.report.knowledge import ModelAnswers
-    from avow.training import corpus_of, evaluate, load_model, majority, read_questions
-    from avow.training.checkpoint import last_of
-    from avow.training.distributed import ranks
-
-    path = last_of(run)
-    model, vocabulary = load_model(path)
-    name = corpus or _trained_corpus(path)
-    if questions is not None:
-        given, where = read_questions(questions), str(questions)
-        try:
-            train = corpus_of(name).train
-        except FileError:
-            train = ()  # The corpus may have moved since; the questions are here.
-    else:
-        texts = corpus_of(name)
-        given, train, where = texts.dev, texts.train, f"the dev questions of {name}"
-        if not given:
-            raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
-    with ranks(place(device)) as here:
-        evaluation = evaluate(model.to(here.device), vocabulary, given)
-    return ModelAnswers(path, where, evaluation, majority(train, given) if train else None)
 
 
 def _fit(

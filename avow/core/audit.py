@@ -58,12 +58,7 @@ def rows_needed(coverage: float, confidence: float) -> int:
 
 
 def audit_rows(
-    out: Tensor,
-    p: Problem,
-    target: Method,
-    coverage: float,
-    confidence: float,
-    generator: torch.Generator | None,
+    out: Tensor, p: Problem, target: Method, coverage: float, confidence: float, generator: torch.Generator | None
 ) -> Audit:
     """Errors of sampled rows of any answer against a method's target, and the `sampled` certificate they earn."""
     out = out.reshape(*p.q.shape[:-1], p.v.shape[-1])

@@ -125,6 +125,10 @@ class Method(ABC):
         """
         return None
 
+    def arithmetic(self, dtype: torch.dtype) -> torch.dtype:
+        """The type that inputs of a type are converted to before anything is computed."""
+        return dtype
+
     @property
     def statistical(self) -> bool:
         """Whether the promise holds with a probability, over what is drawn."""

@@ -17,9 +17,6 @@ Separable attention, random features and low-rank attention:
     low_rank          the same through landmarks among the keys of all
 Sparse attention:
     sparse            shared queries: each shard reads only what matters to all
-    sparse_protocol   the rounds in which one cut is found, read up to, and proved
-    sparse_budget     what shards leave unread together, and its bounds
-    sparse_draws      samples of the rest, and one proof for all of them
 """
 
 from avow.distributed.attend import attend

@@ -24,13 +24,12 @@ from avow.distributed.consensus import (
     storage,
 )
 from avow.distributed.exact import attend_keys
-from avow.distributed.low_rank import attend_low_rank
+from avow.distributed.low_rank import attend_linear
 from avow.distributed.parallel_plan import Interconnect, usual_interconnect
 from avow.distributed.planner import Choice, choose, own_rates
 from avow.distributed.point_to_point import Group
 from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_within, error_budget
-from avow.distributed.states import attend_random_features, attend_separable
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
 from avow.methods import method_from
 from avow.methods.exact import Exact
@@ -109,7 +108,7 @@ def attend(
     call = _Call(context, requirement, generator, request.visible(context.problem))
     with outside_autocast():
         if method == "auto":
-            attended = _automatic(call, usual_interconnect(context.device.type) if link is None else link)
+            attended = _automatic(call, usual_interconnect(context.problem.q.device.type) if link is None else link)
         else:
             attended = _within_tolerance(request.instance, call)
     shape = (*q.shape[:-1], v.shape[-1])
@@ -194,12 +193,8 @@ def _run(method: Method, call: _Call) -> Attended:
             rule = f"needs a bound of {error.value:.2e} relative to the longest value, and {error.best:.2e} is the best"
             remedy = 'use method="auto" or a wider rtol'
             raise ToleranceUnreachable("sparse: rtol", requirement.rtol, rule, remedy, error.best) from error
-    if isinstance(method, LowRank):
-        return attend_low_rank(context, method, requirement.stated, generator)
-    if isinstance(method, RandomFeatures):
-        return attend_random_features(context, method, requirement.stated, generator)
-    if isinstance(method, Separable):
-        return attend_separable(context, method, requirement.stated)
+    if isinstance(method, _OWN_ROWS):
+        return attend_linear(context, method, requirement.stated, generator)
     assert isinstance(method, Exact)
     if context.shared_queries:
         return attend_keys(context, requirement, method)

@@ -148,7 +148,7 @@ class ShardedCache:
             payload=lambda: norms().most,
         )
         query, key, value = (max(column) for column in zip(*context.payloads, strict=True))
-        check_range(query, key, value, context.scale)
+        check_range(query, key, value, context.problem.scale)
         return dataclasses.replace(context, problem=context.problem.with_norms(norms()))
 
 

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from avow import errors
 from avow.core import Problem, Sizes
-from avow.core.requirement import checked_requirement
 from avow.distributed.point_to_point import PAGE, Group, group_device, group_of
 from avow.distributed.protocols import Shard, all_gather, over_processes
 from avow.errors import AvowError, DtypeError, InputError, ShapeError
@@ -41,14 +40,6 @@ class Context(Shard):
     """The largest norms of queries, keys and values in any process, if they were measured."""
     payloads: tuple[Any, ...]
     """What else each process sent."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.problem.q.device
-
-    @property
-    def scale(self) -> float:
-        return self.problem.scale
 
     @property
     def sizes(self) -> Sizes:
@@ -83,7 +74,12 @@ def check_consistent(
     processes = group_of(group)
 
     def checked() -> Problem:
-        problem = _checked(q, k, v, mask, causal, scale, enable_gqa, options.get("tol"))
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            check_dense(name, x)
+        problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
+        if q.dim() != 4:
+            shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
         if check is not None:
             check(problem)
         return problem.measured() if measure else problem
@@ -137,7 +133,9 @@ def agree(same: Mapping[str, object], own: Any, error: AvowError | None, group: 
     error that all share is raised as it is.
     """
     names = dist.get_process_group_ranks(group)
-    story = None if error is None else [type(error).__name__, *map(str, _parts(error))]
+    story = None
+    if error is not None:
+        story = [type(error).__name__, *map(str, (error.name, error.value, error.rule, error.remedy))]
     values = {name: _comparable(value) for name, value in same.items()}
     each = allgather_json({"same": values, "own": own, "error": story}, group)
     for name in dict.fromkeys(name for one in each for name in one["same"]):
@@ -163,17 +161,11 @@ def check_one_loss(grad: Tensor, context: Context) -> None:
     norms = agree({}, float(grad.double().norm()), None, context.group)
     names = dist.get_process_group_ranks(context.group)
     for rank, norm in enumerate(norms):
-        if not _alike(norm, norms[0]):
+        # nan and inf are like themselves alone.
+        if not math.isclose(norm, norms[0], rel_tol=_ALIKE) and str(norm) != str(norms[0]):
             rule = f"must be as at rank {names[0]}, {norms[0]:.6g}"
             remedy = "compute the same loss in all processes, from the whole answer"
             raise InputError(f"norm of the gradient at rank {names[rank]}", f"{norm:.6g}", rule, remedy)
-
-
-def _alike(norm: float, other: float) -> bool:
-    """Whether two norms may be of one gradient; nan and inf are like themselves alone."""
-    if not (math.isfinite(norm) and math.isfinite(other)):
-        return norm == other or (math.isnan(norm) and math.isnan(other))
-    return abs(norm - other) <= _ALIKE * max(norm, other)
 
 
 def allgather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
@@ -207,30 +199,6 @@ def _comparable(value: object) -> int | float | str:
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value if isinstance(value, int | float) else str(value)
-
-
-def _parts(error: AvowError) -> tuple[object, object, object, object]:
-    return error.name, error.value, error.rule, error.remedy
-
-
-def _checked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    tol: object,
-) -> Problem:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_dense(name, x)
-    problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
-    if q.dim() != 4:
-        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
-    checked_requirement(tol)
-    return problem
 
 
 def storage(x: Tensor) -> str:

@@ -89,7 +89,7 @@ def keys_traffic(z: Sizes, ranks: int) -> Traffic:
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, context: Context) -> Partial:
-    own, error = attempt(lambda: partial_answer(q, k, v, shift, context.scale, context.problem.allowed))
+    own, error = attempt(lambda: partial_answer(q, k, v, shift, context.problem.scale, context.problem.allowed))
     mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if own is None else own
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
     each = agree({}, [words, mine.slack], error, context.group)
@@ -110,7 +110,7 @@ def _gradients(
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=kind) for x in (q, k, v))
     if q.numel() and k.shape[-2]:
         for_queries, for_keys, for_values = block_gradients(
-            q, k, v, lse, grad, along, shift, context.scale, context.problem.allowed
+            q, k, v, lse, grad, along, shift, context.problem.scale, context.problem.allowed
         )
     for_queries = over_processes(all_reduce(for_queries, context.ranks), context.group)
     return for_queries.to(q.dtype), for_keys.to(k.dtype), for_values.to(v.dtype)

@@ -15,9 +15,10 @@ it sees.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,10 +26,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.attend import Attended
-from avow.core import Sizes
-from avow.distributed.consensus import Context
+from avow.core import Computed, Method, Sizes
+from avow.core.certify import certify
+from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.protocols import (
     Protocol,
+    Shard,
     Traffic,
     all_gather,
     combine_message,
@@ -37,8 +40,18 @@ from avow.distributed.protocols import (
     over_processes,
     traffic,
 )
-from avow.distributed.states import LinearShard, centred_frame, joined, linear_shard
+from avow.distributed.states import (
+    LinearShard,
+    centred_frame,
+    gather_longest,
+    joined,
+    random_features_protocol,
+    separable_protocol,
+)
+from avow.methods import random_features
 from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
+from avow.methods.random_features import RandomFeatures
+from avow.methods.separable import Separable
 from avow.numerics import cholesky, rounding, scan
 from avow.numerics.cholesky import Factor, LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame
@@ -47,16 +60,30 @@ from avow.numerics.heads import grouped, per_query_head, ungrouped
 _U = rounding.unit(torch.float64)
 
 
-def attend_low_rank(
-    context: Context, method: LowRank, confidence: float, generator: torch.Generator | None
-) -> Attended:
-    """Softmax attention of this process's rows to the keys of all processes through landmarks among them.
+def attend_linear(context: Context, method: Method, confidence: float, generator: torch.Generator | None) -> Attended:
+    """Separable, random-feature or low-rank attention of this process's rows to the keys of all processes.
 
-    Shards, gradients and generators are as in `avow.distributed.states`.
+    Shards may differ in length and may be empty, and without causality there may be any number of queries. Gradients
+    flow to every shard, so that all processes go backward together. The generators of all processes are alike.
     """
-    shard = linear_shard(context, generator)
-    out, trace = over_processes(low_rank_protocol(shard, method.rank), context.group)
-    return shard.attended(method, out, trace, confidence)
+    shard, out, trace = over_processes(linear_protocol(context, method, generator), context.group)
+    if isinstance(trace, random_features.Trace):
+        agree({"digest of directions": digest(trace.directions)}, None, None, context.group)
+    certificate = certify(method, shard.whole, Computed(out, trace), confidence)
+    return Attended(out, dataclasses.replace(certificate, cost=method.cost(context.problem.sizes)))
+
+
+def linear_protocol(
+    shard: Shard, method: Method, generator: torch.Generator | None
+) -> Protocol[tuple[LinearShard, Tensor, Any]]:
+    """The shard once it knows the others, the answers to its rows, and what their certificate takes."""
+    linear = yield from gather_longest(shard, generator)
+    if isinstance(method, LowRank):
+        return linear, *(yield from low_rank_protocol(linear, method.rank))
+    if isinstance(method, RandomFeatures):
+        return linear, *(yield from random_features_protocol(linear, method))
+    assert isinstance(method, Separable)
+    return linear, *(yield from separable_protocol(linear, method))
 
 
 def low_rank_traffic(method: LowRank, z: Sizes, ranks: int, longest: int | None = None) -> Traffic:

@@ -13,9 +13,8 @@ rounding of a difference of references, which only rise along the way, so that t
 the method's bound allows for already; by an exponential, right to `EXP_ULPS`; and by a sum over ranks. `joined` counts
 the last two as further steps of the scan, and the method's own promise does the rest.
 
-Each method here is two protocols, since decisions need the numbers that the first one brings: `gather_longest`, how
-long the longest vectors of all shards are; then its own, which ends with all that this process must know of the others.
-Answers and certificates follow from that without another message.
+Each method's protocol begins with `gather_longest`, how long the longest vectors of all shards are, since decisions
+need that. It ends with all that this process must know of the others.
 """
 
 from __future__ import annotations
@@ -26,17 +25,13 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.attend import Attended
-from avow.core import Computed, Method, Norms, Problem, Sizes
-from avow.core.certify import certify
+from avow.core import Method, Norms, Problem, Sizes
 from avow.core.requirement import random_stream
-from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.protocols import (
     Protocol,
     Shard,
@@ -46,7 +41,6 @@ from avow.distributed.protocols import (
     combine_rows,
     depend_on,
     gather_message,
-    over_processes,
     traffic,
 )
 from avow.methods import random_features, separable
@@ -117,11 +111,6 @@ class LinearShard(Shard):
         sums, steps = answer()
         return cast_output(p, rescaled(sums.out, size)), steps
 
-    def attended(self, method: Method, out: Tensor, trace: Any, confidence: float) -> Attended:
-        """The answer with its certificate."""
-        certificate = certify(method, self.whole, Computed(out, trace), confidence)
-        return Attended(out, dataclasses.replace(certificate, cost=method.cost(self.problem.sizes)))
-
 
 def gather_longest(shard: Shard, generator: torch.Generator | None = None) -> Protocol[LinearShard]:
     """The shard, once it knows the longest vectors of all."""
@@ -131,33 +120,6 @@ def gather_longest(shard: Shard, generator: torch.Generator | None = None) -> Pr
     mine = torch.stack([x.amax(-1) if x.shape[-1] else x.new_zeros(b, g) for x in rows], -1)
     longest = yield from all_gather(mine, shard.ranks)
     return LinearShard(p, shard.rank, shard.rows, shard.keys, longest, generator)
-
-
-def linear_shard(context: Context, generator: torch.Generator | None) -> LinearShard:
-    """What a process knows of the others once all sent how long their longest vectors are."""
-    return over_processes(gather_longest(context, generator), context.group)
-
-
-def attend_separable(context: Context, method: Separable, confidence: float, *_: object) -> Attended:
-    """Separable attention of this process's rows to the keys of all processes.
-
-    Shards may differ in length and may be empty, and without causality there may be any number of queries. Gradients
-    flow to every shard, so that all processes go backward together.
-    """
-    shard = linear_shard(context, None)
-    out, trace = over_processes(separable_protocol(shard, method), context.group)
-    return shard.attended(method, out, trace, confidence)
-
-
-def attend_random_features(
-    context: Context, method: RandomFeatures, confidence: float, generator: torch.Generator | None
-) -> Attended:
-    """The same by random features; the generators of all processes are alike."""
-    shard = linear_shard(context, generator)
-    directions = draw_directions(shard, method)
-    agree({"digest of directions": digest(directions)}, None, None, context.group)
-    out, trace = over_processes(random_features_protocol(shard, method, directions), context.group)
-    return shard.attended(method, out, trace, confidence)
 
 
 def states_traffic(method: Method, z: Sizes, ranks: int) -> Traffic:
@@ -229,19 +191,14 @@ def separable_protocol(shard: LinearShard, method: Separable) -> Protocol[tuple[
     return out, separable.Trace(steps)
 
 
-def draw_directions(shard: LinearShard, method: RandomFeatures) -> Float[Tensor, "m d"]:
-    """The directions of random features, the same in every process."""
-    q = shard.problem.q
-    stream = random_stream(shard.generator, "cpu")
-    return feature_maps.draw(method.features, q.shape[-1], method.orthogonal, stream, q.device)
-
-
 def random_features_protocol(
-    shard: LinearShard, method: RandomFeatures, directions: Float[Tensor, "m d"]
+    shard: LinearShard, method: RandomFeatures
 ) -> Protocol[tuple[Tensor, random_features.Trace]]:
-    """The answers to a shard's rows, and what their certificate takes."""
+    """The answers to a shard's rows, and what their certificate takes; generators must be alike in all shards."""
     p = shard.problem
-    wide = method.arithmetic(p.with_norms(shard.agreed))
+    stream = random_stream(shard.generator, "cpu")
+    directions = feature_maps.draw(method.features, p.q.shape[-1], method.orthogonal, stream, p.q.device)
+    wide = method.feature_dtype(p.with_norms(shard.agreed))
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.

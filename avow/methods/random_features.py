@@ -93,7 +93,7 @@ class RandomFeatures(Method):
         self, problem: Problem, generator: torch.Generator | None = None, initial_state: FeatureState | None = None
     ) -> Computed:
         p = heads.expand_gqa(problem)
-        wide = self.arithmetic(p)
+        wide = self.feature_dtype(p)
         if initial_state is None:
             directions = self.draw(p.q.shape[-1], generator, p.q.device)
             frame = feature_maps.frame_of(p, wide)
@@ -224,11 +224,11 @@ class RandomFeatures(Method):
     def largest_radius(self, problem: Problem) -> Float[Tensor, ""]:
         """At least the largest length of q + k in the frame."""
         p = heads.expand_gqa(problem)
-        frame = feature_maps.frame_of(p, self.arithmetic(p))
+        frame = feature_maps.frame_of(p, self.feature_dtype(p))
         radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
         return (radius_q + radius_k).amax()
 
-    def arithmetic(self, p: Problem) -> torch.dtype:
+    def feature_dtype(self, p: Problem) -> torch.dtype:
         """The type features are computed in: wide where squares of norms would leave the inputs' own."""
         wide = heads.linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():

@@ -18,47 +18,31 @@ truth follows from the proved range of each term by Bernstein's inequality, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
 from avow.core.requirement import INDEPENDENT
 from avow.numerics import rounding
-from avow.numerics.gather import Gathered, Masked, Read
+from avow.numerics.gather import Gathered, Masked
 from avow.numerics.heads import distance_rounding, per_query_head, ungrouped
 from avow.numerics.masks import row_tiles, visible_pairs
+from avow.numerics.shard_steps import alone
 from avow.numerics.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.numerics.sketched_problem import Known
 from avow.numerics.softmax import softmax_average
-from avow.numerics.tail_histogram import SUMS, Outlook
-from avow.numerics.token_ranking import Order, together
+from avow.numerics.sparse_reading import SparseReading
+from avow.numerics.tail_samples import LADDER
+from avow.numerics.token_ranking import SUMS
 from avow.parameters import Rule, from_to, param
 
-# What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
-# it tells what the rest is worth.
-_FIRST, _LITTLE = 6.0, 0.1
 # Values shorter than this are measured too coarsely for a proof.
 _FAINT = 1e-290
-# Where the tail may be sampled, at most this share is read first: it only tells how long the answer is about.
-_COARSE = 1 / 64
-# Samples, whose proofs depend on the draws, are planned four times, each larger and with the former in it. Plans take
-# values for as far apart as they may be; where they are not, a plan for twice the error proves it.
-_LADDER = (2.2, 1.7, 1.35, 1.0)
-# Shares of the chance that the answer's deviation, its variance, the mass's deviation and its variance may fail.
-_SHARES = (0.8, 0.1, 0.05, 0.05)
-
-
-class NothingToSave(Exception):
-    """So large a share of the tokens would have to be read that it does not pay; hardly any was read yet."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-        super().__init__(f"{share:.1%} of the tokens would have to be read in full")
 
 
 class Trace(NamedTuple):
@@ -71,20 +55,6 @@ class Trace(NamedTuple):
     read: Float64[Tensor, "b h n"]
     lost: Float64[Tensor, "b h n"]
     distinct: Float64[Tensor, "b g n"]
-
-
-class _Choice(NamedTuple):
-    """The odds of each token if any is below 1, which tokens count, and which were read at all; where rows do not
-    sample, everything before `cut`.
-    """
-
-    odds: Float64[Tensor, "b g r s"] | None
-    drawn: Bool[Tensor, "b g r s"]
-    touched: Bool[Tensor, "b g r s"]
-    sampled: Bool[Tensor, "b g r 1"]
-    order: Order
-    cut: Int[Tensor, "b g r 1"]
-    read: Read
 
 
 @dataclass(frozen=True)
@@ -140,85 +110,29 @@ class Sparse(Method):
         """
         tokens, n = known.tokens(rows), rows.stop - rows.start
         siblings = known.problem.q.shape[1] // max(known.problem.k.shape[1], 1)
+        sampling = self.chance > 0 and self.drop > 0
         whole = None if known.gathers else Masked.of(tokens)
+        unit = known.longest(rows)
         with torch.no_grad():
-            view = known.outlook(rows, tokens.bias)
+            # Samples are each row's own; else query heads of a key head read what any of them does.
+            view = known.view(rows, 1 if sampling else siblings, tokens.bias)
             nothing = Gathered.of(tokens) if whole is None else whole.detached()
-            choice = self._chosen(view, nothing, siblings, generator, worthwhile)
-        read = choice.read if whole is None else whole.joined(choice.drawn)
-        weights, total = read.weights, read.total
-        if choice.odds is not None:
-            weights = weights / read.at(choice.odds).clamp(min=1e-300)
-            total = read.sum(weights)
-        out = read.average(weights) / total.clamp(min=1e-300)
-        with torch.no_grad():
-            tails = choice.order.dropped(choice.cut, choice.read, torch.linalg.vector_norm(out, dim=-1, keepdim=True))
-            if choice.odds is not None:
-                missed = view.missed(choice.odds, choice.read, out.detach(), self._logs)
-                tails = torch.where(choice.sampled, missed, tails)
-            read_of = choice.touched.sum(-1, keepdim=True).double()
-        shared = choice.touched.unflatten(2, (siblings, n)).any(2)  # (b, g, n, s)
-        found = (out, tails, known.longest(rows), read_of)
-        out, tails, unit, count = (ungrouped(x.unflatten(2, (siblings, n))) for x in found)
+            most = unit / known.size
+            drop, chance = torch.full_like(most, self.drop), self.chance if sampling else 0.0
+            reading = SparseReading(
+                view, nothing, view.extent, most, drop, tokens.k.shape[-2], chance, generator, worthwhile=worthwhile
+            )
+            answer = alone(reading.steps())
+        out = answer.state.out
+        if whole is not None:  # once more, for autograd
+            read = whole.joined(answer.kept)
+            weights = read.weights if answer.odds is None else read.weights / answer.odds.clamp(min=1e-300)
+            out = read.average(weights) / read.sum(weights).clamp(min=1e-300)
+        touched = answer.touched
+        shared = touched.unflatten(2, (siblings, n)).any(2)  # (b, g, n, s)
+        parts = (out, answer.tails, unit, touched.sum(-1, keepdim=True).double())
+        out, tails, unit, count = (ungrouped(x.unflatten(2, (siblings, n))) for x in parts)
         return out, tails, unit, count, shared.sum(-1, keepdim=True).double()
-
-    @property
-    def _logs(self) -> Sequence[float]:
-        """How unlikely each inequality's failure must be; deviations fail on two sides."""
-        sides = (2, 1, 2, 1)
-        return tuple(
-            math.log(len(_LADDER) * k / (share * self.chance)) for k, share in zip(sides, _SHARES, strict=True)
-        )
-
-    def _chosen(
-        self, view: Outlook, nothing: Read, siblings: int, generator: torch.Generator | None, worthwhile: float
-    ) -> _Choice:
-        """The tokens that are read, so that every row is within `drop`; siblings are rows that share what they read."""
-        if self.chance > 0 and self.drop > 0 and view.known > 0:
-            return self._sampled(view, nothing, generator, worthwhile)
-        if math.isfinite(worthwhile):
-            _check(view, view.before(view.first_cut(self.drop)), worthwhile)
-        cut = view.first_cut(max(self.drop, min(_FIRST * self.drop, _LITTLE)))
-        touched = together(view.before(cut), siblings) & view.seen
-        read = nothing.joined(touched)
-        length = torch.minimum(_length(read) + self.drop * view.most, view.most)
-        order = Order.of(view, read, touched, self.drop, length, siblings)
-        read = read.joined(order.before(order.expected))
-        cut = order.proved_cut(self.drop, read)
-        kept = order.before(cut)
-        none = torch.zeros_like(view.most, dtype=torch.bool)
-        return _Choice(None, kept, kept, none, order, cut, read.joined(kept))
-
-    def _sampled(self, view: Outlook, nothing: Read, generator: torch.Generator | None, worthwhile: float) -> _Choice:
-        """Samples of what is behind the heavy tokens, where that is less to read than what is proved to do."""
-        cut = torch.minimum(view.first_cut(self.drop), view.heaviest(_COARSE))
-        touched = view.before(cut)
-        read = nothing.joined(touched)
-        length = _length(read)
-        longer = torch.minimum(length + self.drop * view.most, view.most)
-        order = Order.of(view, read, touched, self.drop, longer, 1)
-        many = order.before(order.expected).sum(-1, keepdim=True)
-        # Fixed before anything is drawn, so that each rung's law is that of independent draws.
-        rungs = view.odds([self.drop * aim for aim in _LADDER], touched, length, self._logs)
-        if math.isfinite(worthwhile):
-            _check(view, torch.minimum(rungs[len(rungs) // 2].sum(-1, keepdim=True), many.double()), worthwhile)
-        home = view.seen.device if generator is None else generator.device
-        draws = torch.rand(view.seen.shape, generator=generator, device=home, dtype=torch.float64).to(view.seen.device)
-        odds, drawn = torch.ones_like(draws), torch.zeros_like(view.seen)
-        sampled = torch.zeros_like(many, dtype=torch.bool)
-        for some in rungs:
-            tried = (some.sum(-1, keepdim=True) < many) & ~sampled
-            taken = (draws < some) & tried
-            read, touched = read.joined(taken), touched | taken
-            proved = view.missed(some, read, None, self._logs) <= self.drop
-            now = tried & proved & taken.any(-1, keepdim=True)
-            odds, drawn = torch.where(now, some, odds), torch.where(now, taken, drawn)
-            sampled = sampled | now
-        # Rows that do not sample read what is proved to do.
-        read = read.joined(order.before(order.expected) & ~sampled)
-        cut = order.proved_cut(self.drop, read)
-        drawn = torch.where(sampled, drawn, order.before(cut))
-        return _Choice(odds, drawn, touched | drawn, sampled, order, cut, read.joined(drawn))
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         p, norms, trace = problem, problem.norms, computed.trace
@@ -267,7 +181,7 @@ class Sparse(Method):
         groups = z.keys // GROUP
         near = 2 * rows * (groups * GROUP + groups + (1 if z.biased else 3)) * z.dim
         near += 2 * z.batch * z.key_heads * (groups * GROUP + SQUARINGS * z.dim) * z.dim**2
-        averages = 5 + 3 * len(_LADDER) if self.chance > 0 and self.drop > 0 and groups else 3
+        averages = 4 + 2 * len(LADDER) if self.chance > 0 and self.drop > 0 else 4
         flops = near + 2 * pairs * (z.dim + averages * z.value_dim)
         return Cost(flops, 150 * pairs, 150, self._held(z), 2.0)
 
@@ -295,15 +209,3 @@ class Sparse(Method):
     def grid(cls, sizes: Sizes) -> Iterator[Sparse]:
         for drop in (1e-1, 1e-2, 1e-3):
             yield cls(drop)
-
-
-def _length(read: Read) -> Float64[Tensor, "b g r 1"]:
-    """How long the answer from what was read is."""
-    return torch.linalg.vector_norm(read.average(read.weights) / read.total.clamp(min=1e-300), dim=-1, keepdim=True)
-
-
-def _check(view: Outlook, reads: Tensor, worthwhile: float) -> None:
-    """Raise where reading so many tokens in all does not pay."""
-    share = float(reads.sum()) / max(float(view.seen.sum()), 1.0)
-    if share > worthwhile:
-        raise NothingToSave(share)

@@ -20,7 +20,6 @@ from avow.attend import Attended, attend
 from avow.core import SOFTMAX, Method, Problem, check_tensor, named
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_from
-from avow.methods.exact import Exact
 from avow.nn.config import check_count, check_dropout, check_heads
 from avow.nn.memory import Memory, RandomDraw, memory_of
 from avow.parameters import as_float, declared
@@ -242,7 +241,7 @@ class Attention(nn.Module):
         """The same if the processes of a group hold keys and values, each those of its part of the sequence."""
         from avow.distributed.ring import ring_attention
 
-        if not isinstance(self.method, Exact) or self.cross or mask is not None:
+        if not self.method.is_exact or self.cross or mask is not None:
             what = f"{self.method.name}{' with a mask' if mask is not None else ''}{', cross' if self.cross else ''}"
             rule = "cannot read a sequence that processes hold in parts"
             raise ParameterError("attention", what, rule, "use exact self-attention without a mask")

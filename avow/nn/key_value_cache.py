@@ -29,7 +29,7 @@ from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
 from avow.methods import named_form
-from avow.methods.sparse import NothingToSave, Sparse, Trace
+from avow.methods.sparse import Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import KernelSteps
 from avow.nn.split_k_exact import SplitKExact, serves
@@ -40,6 +40,7 @@ from avow.numerics.norms import check_range, row_norms, slack
 from avow.numerics.rounding import tiny
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import GROUP
+from avow.numerics.sparse_reading import NothingToSave
 
 # If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -234,7 +235,7 @@ class KeyValueCache(TokenBuffers):
         if not usual or not serves(q, v):
             return None
         reason = functools.partial(self._why_all, tol is None, method, self.length)
-        answer = self._reads.quick(q, k, v, self._ends, self._value_slack, tol, scale, reason)
+        answer = self._reads.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
         return None if answer is None else Attended(*answer)
 
     def save(self, path: str | Path) -> None:
@@ -384,7 +385,7 @@ class KeyValueCache(TokenBuffers):
         """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
         if self.device.type == "cpu" and self.window is None and not problem.empty:
-            answer = self._reads.attend(problem, self._ends, self._value_slack, requirement.tol, reason)
+            answer = self._reads.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
             if answer is not None:
                 return Attended(*answer)
         return attend_exact(self._measured(call).problem, requirement, reason)

@@ -97,10 +97,7 @@ class GradientHorizon:
 
 
 def gradient_horizon(
-    cell: RecurrentCell,
-    steps: int,
-    inputs: Float[Tensor, "t i"] | None = None,
-    start: Float[Tensor, "d"] | None = None,
+    cell: RecurrentCell, steps: int, inputs: Float[Tensor, "t i"] | None = None, start: Float[Tensor, "d"] | None = None
 ) -> GradientHorizon:
     r"""How long the gradient through `steps` steps is: bounded with proof, and measured.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from avow.core import Certificate, LazyCertificate, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.methods.exact import Exact
-from avow.nn.token_buffers import Ends, row_lengths, row_sizes
+from avow.nn.token_buffers import LengthBounds, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
@@ -66,7 +66,7 @@ class SplitKExact:
         q: Float[Tensor, "b h 1 d"],
         k: Float[Tensor, "b g s d"],
         v: Float[Tensor, "b g s d"],
-        known: Ends,
+        known: LengthBounds,
         error: float,
         tol: float | None,
         scale: float | None,
@@ -109,7 +109,7 @@ class SplitKExact:
             longest = [x * (1 - error) / (1 + off) for x in known.values]
             beside = [x / longest[i // siblings] for i, x in enumerate(lengths.flatten().tolist())]
             reach = [x * known.keys[i // siblings] * abs(limits.scale) for i, x in enumerate(norms)]
-            bounds = [limits.plan.bound(x, y) for x, y in zip(reach, beside, strict=True)]
+            bounds = [limits.split.bound(x, y) for x, y in zip(reach, beside, strict=True)]
             sizes = dataclasses.replace(limits.sizes, keys=s)
             values = [known.values[i // siblings] for i in range(len(norms))]
             return _fields(bounds, values, lengths.double() * (1 - off), sizes, limits.assumption, reason())
@@ -117,7 +117,7 @@ class SplitKExact:
         return out, LazyCertificate.of(fields)
 
     def attend(
-        self, problem: Problem, known: Ends, error: float, tol: float | None, reason: str
+        self, problem: Problem, known: LengthBounds, error: float, tol: float | None, reason: str
     ) -> tuple[Tensor, Certificate] | None:
         """The answers, and what is promised of them; None if the general way serves better.
 
@@ -134,12 +134,12 @@ class SplitKExact:
             return None
         wanted = _MOST if tol is None else min(tol, _MOST)
         for parts in dict.fromkeys((parts_for(b * g, s, q.dtype), 1)):
-            split, twice = plan(problem, query, key, least * (1 - error), parts), 2 if parts > 1 else 1
+            split, twice = split_bound(problem, query, key, least * (1 - error), parts, s), 2 if parts > 1 else 1
             if split.bound(query * key * factor, twice * self._ratio) <= wanted:
                 break
         else:
             return None
-        out, own = whole(q, problem.k, problem.v, problem.scale, split)
+        out, own = whole(problem, split)
         longest = [x * (1 - error) for x in known.values]
         lengths = [x / longest[i // siblings] for i, x in enumerate(own)] or [0.0] * len(norms)
         bounds = [split.bound(x * known.keys[i // siblings] * factor, lengths[i]) for i, x in enumerate(norms)]
@@ -198,7 +198,7 @@ class Limits:
     """The tolerance, the scale and the number of query heads that they are for."""
     sizes: Sizes
     scale: float
-    plan: Plan
+    split: SplitBound
     tokens: int
     query: float
     """The longest query whose bound is within the tolerance, however long its answer; -1 if none is."""
@@ -209,17 +209,13 @@ class Limits:
     """How many rows the kernel needs to add as the model says."""
     assumption: str
 
-    def hold(self, tokens: int, known: Ends) -> bool:
+    def hold(self, tokens: int, known: LengthBounds) -> bool:
         """Whether they hold for so many tokens of such lengths."""
-        return (
-            tokens <= self.tokens
-            and known.least >= self.least
-            and max(known.keys) <= self.key
-            and max(known.values) <= self.value
-        )
+        usual = tokens <= self.tokens and known.least >= self.least
+        return usual and max(known.keys) <= self.key and max(known.values) <= self.value
 
     @staticmethod
-    def of(problem: Problem, known: Ends, error: float, tol: float | None, scale: float | None) -> Limits:
+    def of(problem: Problem, known: LengthBounds, error: float, tol: float | None, scale: float | None) -> Limits:
         """Limits with some room above what is known, so that they last."""
         p, s = problem, problem.k.shape[2]
         # An eighth more tokens, and lengths up to the next power of two.
@@ -227,7 +223,7 @@ class Limits:
         tokens = -(-s // step) * step
         key, value = (2.0 ** math.frexp(max(x))[1] for x in (known.keys, known.values))
         least = 2.0 ** (math.frexp(known.least)[1] - 1) if known.least > _FAINT else 0.0
-        split = plan(p, _QUERY, key, max(least, _FAINT) * (1 - error), 1, tokens)
+        split = split_bound(p, _QUERY, key, max(least, _FAINT) * (1 - error), 1, tokens)
         wanted = _MOST if tol is None else min(tol, _MOST)
         # An answer is no longer than the longest value, and what it is off; that value's length is known to a part of
         # `error`, far below a thousandth.
@@ -241,7 +237,7 @@ class Limits:
         return Limits(call, p.sizes, p.scale, split, tokens, query, key, value, least, rows, assumption)
 
 
-class Plan(NamedTuple):
+class SplitBound(NamedTuple):
     """How many parts there are, and the constants of their bound: in a row whose logits are at most S it is
 
     slope·S + fixed + rounded·(length of the answer, and of its parts if there are several).
@@ -267,9 +263,9 @@ def parts_for(heads: int, s: int, dtype: torch.dtype) -> int:
     return least
 
 
-def plan(problem: Problem, query: float, key: float, least: float, parts: int, tokens: int | None = None) -> Plan:
-    """So many parts, for norms of q and k up to these and no value shorter than `least`, of `tokens` or all keys."""
-    s, d, dtype = tokens or problem.k.shape[2], problem.q.shape[3], problem.q.dtype
+def split_bound(problem: Problem, query: float, key: float, least: float, parts: int, s: int) -> SplitBound:
+    """The bound of `s` keys in so many parts, for norms of q and k up to these and no value shorter than `least`."""
+    d, dtype = problem.q.shape[3], problem.q.dtype
     model = _EXACT.model(problem, query, key, -(-s // parts))
     # 2·tanh(δ/2) ≤ δ for the weights.
     slope, fixed, lost = model.slope, model.floor + model.sums, model.lost + model.ends
@@ -284,7 +280,7 @@ def plan(problem: Problem, query: float, key: float, least: float, parts: int, t
         # Shares and parts are multiplied and added in float32.
         fixed += gamma(2 * EXP_ULPS + 4 * (parts + 1), u) + 4 * parts * lowest
         lost += 2 * math.sqrt(d) * (tiny(dtype) + (parts + 1) * lowest)
-    return Plan(parts, *(x * SAFETY for x in (slope, fixed + lost / least, rounded)))
+    return SplitBound(parts, *(x * SAFETY for x in (slope, fixed + lost / least, rounded)))
 
 
 def lengths_of(rows: Float[Tensor, "*lead d"], name: str) -> list[float]:
@@ -299,20 +295,17 @@ def lengths_of(rows: Float[Tensor, "*lead d"], name: str) -> list[float]:
     return norms
 
 
-def whole(
-    q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s d"], scale: float, split: Plan
-) -> tuple[Float[Tensor, "b h 1 d"], list[float]]:
+def whole(problem: Problem, split: SplitBound) -> tuple[Float[Tensor, "b h 1 d"], list[float]]:
     """The answers of one query of each head to all tokens, and the length of each, with those of its parts if there are
     several; no lengths if answers are not rounded.
     """
-    b, h, _, d = q.shape
-    g = k.shape[1]
+    q, k, (b, h, _, d), g = problem.q, problem.k, problem.q.shape, problem.k.shape[1]
     rows = q.reshape(b * g, 1, h // g, d).contiguous()  # the kernel needs adjacent features
     short = fewest_rows(q.dtype, d) - h // g
     if short > 0:
         # (b·g, 1, r, d): sums of fewer rows are rounded more often.
         rows = torch.cat([rows, rows[:, :, -1:].expand(-1, -1, short, -1)], 2)
-    out, logs = _parts(rows, k, v, scale, split.parts)
+    out, logs = _parts(rows, k, problem.v, problem.scale, split.parts)
     if short > 0:
         out, logs = out[:, :, : h // g], logs[:, :, : h // g]
     length = None

@@ -40,7 +40,7 @@ _EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
 
-class Ends(NamedTuple):
+class LengthBounds(NamedTuple):
     """At least the longest key and the longest value of each head; at most the shortest value of all."""
 
     keys: list[float]
@@ -106,15 +106,15 @@ class TokenBuffers:
         self._spread: Tensor | None = None
         self._extremes = self._no_extremes()
         """At most the shortest, and at least the longest of all values so far."""
-        self._known_ends: Ends | None = None
-        """`_ends` if it is known and no later token changed it."""
+        self._known_bounds: LengthBounds | None = None
+        """`_length_bounds` if it is known and no later token changed it."""
         self._unmeasured = 0
-        """How many of the last tokens were only written; `_ends` knows their lengths already."""
+        """How many of the last tokens were only written; `_length_bounds` knows their lengths already."""
         self._sketched = 0
         """How many of the groups held have a sketch."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
-        self._buffers = self._room(0)
+        self._buffers = self._allocate(0)
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         """The buffer of keys, and `tokens` of it, as they were last asked for."""
 
@@ -144,7 +144,7 @@ class TokenBuffers:
     @property
     def overhead(self) -> float:
         """The bytes of the sketch and of norms, relative to those of keys and values."""
-        sizes = {name: x.nbytes for name, x in self._room(GROUP).items()}
+        sizes = {name: x.nbytes for name, x in self._allocate(GROUP).items()}
         return sum(sizes.values()) / (sizes["keys"] + sizes["values"]) - 1
 
     @property
@@ -186,7 +186,7 @@ class TokenBuffers:
         after = self._position + count
         # The first of these tokens sees a window that ends with itself.
         base = self._base if self.window is None else max(0, self._position - self.window + 1) // GROUP * GROUP
-        buffers, base = self._fitting(base, after)
+        buffers, base = self._grown(base, after)
         lengths, wide = _stored_norms(norms, self._wide)
         if wide and not self._wide:
             buffers = buffers | {"norms": buffers["norms"].double()}
@@ -204,7 +204,7 @@ class TokenBuffers:
             self._write_groups(buffers, fresh)
         self._longest = torch.maximum(self._longest, longest.amax(-1))
         self._extremes = wider(self._extremes, lengths)
-        self._known_ends = None
+        self._known_bounds = None
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
 
     def _restore(self, saved: Saved) -> None:
@@ -223,7 +223,7 @@ class TokenBuffers:
             self._check_norms(norms, v)
         if held:
             self._measure()
-            self._known_ends = None
+            self._known_bounds = None
             # Measured together with others, lengths differ in their last digits.
             self._buffers["norms"][:, :, :held] = tensors["norms"]
             self._extremes = wider(self._no_extremes(), tensors["norms"])
@@ -263,14 +263,14 @@ class TokenBuffers:
         )
         if not usual:
             return False
-        known, own, lengths = self._ends, row_lengths(k), row_lengths(v)
+        known, own, lengths = self._length_bounds, row_lengths(k), row_lengths(v)
         # nan compares false with everything, each by itself: the largest of several may hide it.
         if not all(x <= _LONG for x in own) or not all(_SHORT <= x <= _LONG for x in lengths):
             return False
         keys[:, :, at : at + 1] = k
         values[:, :, at : at + 1] = v
         longest = list(map(max, known.keys, own)), list(map(max, known.values, lengths))
-        self._known_ends = Ends(*longest, min(known.least, *lengths))
+        self._known_bounds = LengthBounds(*longest, min(known.least, *lengths))
         self._position += 1
         self._unmeasured += 1
         return True
@@ -304,13 +304,13 @@ class TokenBuffers:
         return norm_slack(self.value_dim, self.dtype, self._wide)
 
     @property
-    def _ends(self) -> Ends:
+    def _length_bounds(self) -> LengthBounds:
         """What is known of the tokens' lengths, in plain numbers."""
-        if self._known_ends is None:
+        if self._known_bounds is None:
             self._measure()
-            keys, values = self._longest.flatten().tolist(), self._extremes.flatten(0, 1).tolist()
-            self._known_ends = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
-        return self._known_ends
+            shortest, longest = self._extremes.flatten(0, 1).T.tolist()
+            self._known_bounds = LengthBounds(self._longest.flatten().tolist(), longest, min(shortest))
+        return self._known_bounds
 
     def _no_extremes(self) -> Float64[Tensor, "b g 2"]:
         nothing = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device)
@@ -322,7 +322,7 @@ class TokenBuffers:
         return (self._position - self._base) // GROUP
 
     @torch.inference_mode(False)
-    def _room(self, tokens: int) -> dict[str, Tensor]:
+    def _allocate(self, tokens: int) -> dict[str, Tensor]:
         """Buffers for so many tokens; they are written into inside and outside of inference_mode."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
         wide = torch.float64 if self._wide else torch.float32
@@ -342,7 +342,7 @@ class TokenBuffers:
                 room["codes"] = one.codes.new_empty(b, g, groups, width, rows).transpose(-1, -2)
         return room
 
-    def _fitting(self, base: int, after: int) -> tuple[dict[str, Tensor], int]:
+    def _grown(self, base: int, after: int) -> tuple[dict[str, Tensor], int]:
         """Buffers with room up to the position `after`, and the position they start from: at most `base`.
 
         While there is room nothing moves; then all from `base` on moves to new buffers, in which half is free.
@@ -352,7 +352,7 @@ class TokenBuffers:
         if after - self._base <= capacity:
             return held, self._base
         needed = -(-(after - base) // GROUP) * GROUP
-        room = self._room(max(2 * capacity, needed) if self.window is None else 2 * needed)
+        room = self._allocate(max(2 * capacity, needed) if self.window is None else 2 * needed)
         start, end = base - self._base, min(self._position - self._base, capacity)
         for name, x in room.items():
             first, last = (start // GROUP, self._sketched) if name in PARTS else (start, end)

@@ -18,11 +18,13 @@ Tokens that are left unread:
     sketch            keys in a few bits, with a bound on every product
     brackets          weights between two proved ends
     sketched_problem  a problem beside its sketch
-    tail_histogram    tokens by how much each can move a row
     aggregate_error   what many weigh together
     tails             how much of a sum can be left out, or sampled
-    token_ranking     which tokens siblings leave unread together
+    token_ranking     which tokens rows leave unread, and how far those can move them
+    tail_samples      samples of the rest, and their proof
     gather            averages over the chosen ones
+    sparse_reading    the steps: a look, a cut, what is read, and the proof
+    shard_steps       steps that one process takes, or many shards together
 Caches of tokens, in one pass:
     fast_decode       averages from the heavy tokens alone
     selection         the most that each may weigh, and which of them to read

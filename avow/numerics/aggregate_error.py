@@ -37,36 +37,6 @@ class AggregateError(NamedTuple):
     """At most half the width of any bracket."""
 
 
-class Crowd(NamedTuple):
-    """What the tokens of each bin and all after it weigh together: sums over them, and the largest of them."""
-
-    largest: Float64[Tensor, "b g r bins"]
-    """At least a·exp(h)·(n + ν) of any token, n long."""
-    far: Float64[Tensor, "b g r 1"]
-    """The largest weights of all tokens whose lower end is below `NEAR`: they are taken at their worst."""
-    stray: AggregateError
-    longest: Float64[Tensor, "b g 1 1"]
-    usual: Float64[Tensor, "b g 1 1"]
-    """ν"""
-    most: Float64[Tensor, "b g r bins"]
-    """The sum of the middle weights, each times the length of its value."""
-    middle: Float64[Tensor, "b g r bins"]
-    most_square: Float64[Tensor, "b g r bins"]
-    """Of the squares of the same."""
-    middle_square: Float64[Tensor, "b g r bins"]
-
-    def moved(self, length: Tensor | float) -> Float64[Tensor, "b g r bins"]:
-        """How far the tokens behind each bin may together move a sum with an answer of this length."""
-        usual, length = self.usual, torch.as_tensor(length, dtype=torch.float64, device=self.usual.device)
-        # The most of (n + length)/(n + ν) for any n up to the longest.
-        ratio = torch.where(length > usual, length / usual, (self.longest + length) / (self.longest + usual))
-        s = self.stray.whole
-        straight = self.most_square.sqrt() + length * self.middle_square.sqrt()
-        bent = curvature(self.stray.least) * ratio * self.largest
-        known = (self.most + length * self.middle) + (self.longest + length) * self.far
-        return known + s * (straight + s * bent)
-
-
 def aggregate_error(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> AggregateError | None:
     """How far logits, factor·q·k without biases, are from the middles of their brackets; None where it is unknown."""
     if sketch.spread is None:

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from avow.core import Problem
 from avow.numerics import rounding
-from avow.numerics.aggregate_error import aggregate_error
-from avow.numerics.brackets import bracketed
 from avow.numerics.gather import Tokens
 from avow.numerics.masks import at_rows, visible
 from avow.numerics.norms import row_norms, slack
 from avow.numerics.sketch import Sketch
-from avow.numerics.tail_histogram import Outlook
+from avow.numerics.token_ranking import ALONE, SketchedRows
 
 
 @dataclass(frozen=True)
@@ -42,23 +40,13 @@ class Known:
         q = self._rows(p.q[:, :, rows]).double() * p.scale
         return Tokens(q, p.k, p.v, self._bias(rows), self.size)
 
-    def outlook(self, rows: slice, bias: Float64[Tensor, "b g r s"] | None) -> Outlook:
-        """What the sketch says of some rows."""
-        p, known = self.problem, self.sketch.rows
-        q, seen = self._rows(p.q[:, :, rows].detach()), self._seen(rows)
-        brackets = bracketed(
-            q,
-            self.sketch,
-            p.scale,
-            None if seen is None else seen[..., :known],
-            None if bias is None else bias[..., :known].detach(),
+    def view(self, rows: slice, siblings: int, bias: Float64[Tensor, "b g r s"] | None) -> SketchedRows:
+        """What the sketch says of some rows, of which so many share an order of tokens."""
+        q = self._rows(self.problem.q[:, :, rows].detach())
+        bias = None if bias is None else bias.detach()
+        return SketchedRows.of(
+            q, self.sketch, self.lengths[:, :, 0], self.problem.scale, siblings, ALONE, self._seen(rows), bias
         )
-        lengths = self.lengths / self.size
-        most = self.longest(rows) / self.size
-        everything = torch.ones(1, 1, 1, p.k.shape[-2], dtype=torch.bool, device=q.device) if seen is None else seen
-        # Biases round in ways of their own.
-        stray = aggregate_error(q, self.sketch, p.scale) if bias is None else None
-        return Outlook.of(brackets, everything.expand(*q.shape[:-1], -1), lengths, most, stray)
 
     def longest(self, rows: slice) -> Float64[Tensor, "b g r 1"]:
         """At most the longest value that each row sees: zero only where all of them are."""

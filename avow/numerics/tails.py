@@ -6,40 +6,13 @@ The inequalities are finite: they hold for every number of terms, and no limit t
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-# Bins of a nat; nats above the largest term, for odds below one; and all bins: what lies 32 nats below that term goes
-# into the last one.
-_FINE, _ABOVE, _BINS = 16, 8, 640
 # Steps of Newton's method from above, and what its last one may round below the root.
 _NEWTON, _SOLVED = 6, 1e-9
-
-
-class Bins(NamedTuple):
-    """Terms by size: each bin holds those smaller by a factor of e^(1/16) than the one before, the first ones none."""
-
-    place: Int[Tensor, "*lead s"]
-    top: Float[Tensor, "*lead 1"]
-
-    def sums(self, x: Float[Tensor, "*lead s"]) -> Float[Tensor, "*lead bins"]:
-        """What x adds up to in each bin."""
-        return x.new_zeros(*x.shape[:-1], _BINS).scatter_add_(-1, self.place, x)
-
-    def edges(self) -> Float[Tensor, "*lead bins"]:
-        """The logarithm of the largest term that a bin may hold."""
-        return self.top - torch.arange(_BINS, device=self.place.device) / _FINE
-
-
-def binned(log_terms: Float[Tensor, "*lead s"]) -> Bins:
-    """Terms sorted into bins by their logarithms; −inf, which is no term, goes into the last."""
-    top = log_terms.amax(-1, keepdim=True) if log_terms.shape[-1] else log_terms.new_zeros(*log_terms.shape[:-1], 1)
-    top = torch.where(top == -math.inf, torch.zeros_like(top), top) + _ABOVE
-    place = ((top - log_terms) * _FINE).clamp(0, _BINS - 1).long()
-    return Bins(place, top)
 
 
 def deviation(
@@ -64,15 +37,15 @@ def deviation(
     return x * spread * largest * (1 + _SOLVED)
 
 
-def at_most(total: Float[Tensor, "*shape"], largest: Float[Tensor, "*shape"], log: float) -> Float[Tensor, "*shape"]:
+def at_most(found: Float[Tensor, "*shape"], largest: Float[Tensor, "*shape"], log: float) -> Float[Tensor, "*shape"]:
     r"""What the expectation of a sum of independent terms in [0, R] exceeds with probability at most exp(−log).
 
-    The lower tail of Chernoff's bound needs no variance; with F the sum that was total it is solved for V in
+    The lower tail of Chernoff's bound needs no variance; with F the sum that was found it is solved for V in
 
     .. math:: P(F \le f) \le \exp\Bigl(-\frac{V - f + f\ln(f/V)}{R}\Bigr)
     """
     unit = largest.clamp(min=1e-300)
-    f = total / unit
+    f = found / unit
     # Its quadratic form, (V − f)² ≤ 2·V·log, lies above the root; the exponent is convex, so Newton stays above it.
     half = math.sqrt(log / 2)
     v = ((f + half**2).sqrt() + half).square()

@@ -1,147 +1,236 @@
-r"""Which tokens rows that share them leave unread together, and how far those can move each row's answer.
+r"""Which tokens rows leave unread, and how far those can move each row's answer, in one process or over shards.
 
-A token that one of several rows reads costs the others nothing. So these rows share one order of their tokens, by the
-sum of what each may still move an answer, in each row's own budget, and there is one cut for all of them. What is
-behind a cut weighs :math:`β_j e^{x_j}` in a row, with :math:`|x_j| \le h_j` and :math:`\sum x_j^2 \le S^2`
-(`avow.numerics.aggregate_error`). For every :math:`μ \ge 0`
+A row's answer from the tokens H that were read is :math:`out = \sum_H w_j v_j / Z_H`. Of each of the others, T, a
+sketch knows that :math:`low_j \le w_j \le high_j`, and its value is at most :math:`n_j` long. Then
 
-.. math:: \sum_j β_j e^{x_j} \le \sum_j β_j + μ S^2 + \sum_j r_j, \qquad
+.. math:: \|o^* - out\| \le \frac{\sum_T high_j (n_j + \|out\|)}{Z_H + \sum_T low_j}   [claim tail-mass-output]
+
+and every sum is one over shards, in any order and grouping. Nor can all unread tokens be at their worst at once: those
+of shard i weigh :math:`β_j e^{x_j}`, with :math:`|x_j| \le h_j` and :math:`\sum x_j^2 \le S_i^2`
+(`avow.numerics.aggregate_error`). For every :math:`μ \ge 0`, the same for all shards,
+
+.. math:: \sum_j β_j e^{x_j} \le \sum_j (β_j + r_j) + μ \sum_i S_i^2, \qquad
           r_j = \max_{|x| \le h_j} β_j (e^x - 1) - μ x^2
 
 and with :math:`γ_j = β_j (e^{h_j} - 1 - h_j)/h_j^2`, a token with :math:`γ_j \ge μ` is at its worst at
 :math:`x = h_j`, and any other has :math:`r_j \le \min(β_j h_j, β_j^2 / 4(μ - γ_j))`.
+
+A token that one of several rows reads costs the others nothing. So rows that share a key head share one order of its
+tokens, by the sum of what each may still move an answer, in each row's own budget, and there is one cut for all of
+them. Weights are relative to :math:`e^O` with O the largest origin of any shard; values are divided by one power of 2.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.numerics.aggregate_error import NEAR
-from avow.numerics.brackets import Brackets
-from avow.numerics.gather import Read
-from avow.numerics.tail_histogram import SUMS, Outlook
+from avow.numerics.aggregate_error import NEAR, AggregateError, aggregate_error
+from avow.numerics.brackets import Brackets, bracketed
+from avow.numerics.sketch import Sketch
 
-# Bins of a nat below a token that by itself is worth the whole budget, and all bins: what is 20 nats lighter is taken
-# together.
-_FINE, _BINS = 32, 640
-# Shares of the budget that μ·S² may be; the best one is taken.
-_SHARES = (0.01, 0.1, 0.2, 0.4)
-# How often rows weigh each other's needs, where there are several.
-_ROUNDS = 3
-# In each round, a row that needs little has its needs counted this much less at most.
-_LEAST = 0.05
+# Float64 sums over fewer than 2^22 tokens, products of a few factors, and exp itself.
+SUMS = 1e-9
+# Shares of the budget that μ·ΣS² may be; the best one is taken.
+SHARES = (0.02, 0.1, 0.3)
 # Above this, in nats, a bracket says nothing of its middle; up to here, what differences of float64 lose of the largest
 # weight is little beside the middle one.
 _WIDE, _LOST = 20.0, 1e-13
-# Tokens that are widened to float64 at once: few enough that they never leave a core's own cache.
-_SPAN = 8192
+# A shard so many nats below all others is taken for that heavy: products of its weights then stay numbers.
+_LIGHTEST = -300.0
+# Lengths of values in float32, rounded up, and the least of them.
+_UP, _SHORTEST = 1 + 2.0**-22, 2.0**-120
+
+
+class Resolution(NamedTuple):
+    """Bins that tokens are counted in and bins of a nat, at the first look, for the cut and for samples.
+
+    What is lighter than the last bin is taken together. Sums are in `dtype`.
+    """
+
+    first: int
+    first_fine: int
+    cut: int
+    cut_fine: int
+    plan: int
+    plan_fine: int
+    dtype: torch.dtype
+
+
+ALONE = Resolution(512, 16, 640, 32, 640, 16, torch.float64)
+SHARDED = Resolution(128, 4, 160, 8, 256, 8, torch.float32)
+"""Coarser, since shards send each other the sums of bins."""
+
+
+class Extent(NamedTuple):
+    """The largest of a few numbers, of one shard or of all of them."""
+
+    origin: Float64[Tensor, "b g r 1"]
+    peak: Float64[Tensor, "b g r 1"]
+    """The largest logarithm of a weight's upper end."""
+    longest: Float64[Tensor, "b g 1 1"]
+    """At least the length of any value, and at most that but for the slack of norms."""
+    shortest: Float64[Tensor, "b g 1 1"]
+    """Minus at most the length of any value."""
+
+    @property
+    def size(self) -> Float64[Tensor, "b g 1 1"]:
+        """The power of two that values are divided by."""
+        return torch.exp2(torch.floor(torch.log2(self.longest.clamp(min=4 * torch.finfo(torch.float64).tiny))))
+
+    def near(self, lengths: Float64[Tensor, "b g 1 #s"]) -> Float32[Tensor, "b g 1 #s"]:
+        """Lengths divided by the size, rounded up to float32."""
+        return (lengths / self.size * _UP).float().clamp(min=_SHORTEST)
+
+    def ratio(
+        self, length: Float64[Tensor, "b g r 1"], other: Float64[Tensor, "b g r 1"]
+    ) -> Float64[Tensor, "b g r 1"]:
+        """At least (n + length)/(n + other) for values of every length n: it falls towards 1 with n, or rises."""
+        ends = (self.near(x).double() for x in (-self.shortest, self.longest))
+        least, most = ((n + length) / (n + other).clamp(min=1e-300) for n in ends)
+        return torch.maximum(least, most)
 
 
 @dataclass(frozen=True)
-class Order:
-    """Tokens in bins, those first that rows need most. Sums are over the tokens of each bin and all after it."""
+class SketchedRows:
+    """Rows of queries beside tokens, all of them or one shard's, of which only the sketch and lengths are looked at."""
 
-    view: Outlook
-    place: Int[Tensor, "b g r s0"]
-    moved: Float64[Tensor, "b g r bins"]
-    """How far they may move a sum with an answer as long as `length`, ℓ."""
-    low: Float64[Tensor, "b g r bins"]
-    """Of their lower ends."""
-    length: Float64[Tensor, "b g r 1"]
+    brackets: Brackets
+    lengths: Float64[Tensor, "b g 1 s"]
+    """At least those of the values."""
+    seen: Bool[Tensor, "b g r s"]
+    known: int
+    """So many tokens have a sketch, or more than there are; the others are always read."""
+    stray: AggregateError | None
     siblings: int
-    expected: Int[Tensor, "b g r 1"]
-    """The first bin behind which tokens may be expected to move answers by no more than may be."""
+    """So many rows share each order of tokens: rows are (siblings · n), the first index being the slower one."""
+    resolution: Resolution
 
     @staticmethod
     def of(
-        view: Outlook,
-        read: Read,
-        touched: Bool[Tensor, "b g r s"],
-        drop: float,
-        length: Float64[Tensor, "b g r 1"],
+        q: Float[Tensor, "b g r d"],
+        sketch: Sketch,
+        lengths: Float64[Tensor, "b g s"],
+        scale: float,
         siblings: int,
-    ) -> Order:
-        """Tokens that were not read yet, for answers of about this length; `siblings` rows share each order.
+        resolution: Resolution,
+        seen: Bool[Tensor, "b g r s"] | None = None,
+        bias: Float64[Tensor, "b g r s"] | None = None,
+    ) -> SketchedRows:
+        """What a sketch says of some of the keys, or of more than there are; rows see all, or those `seen`."""
+        s = lengths.shape[-1]
+        more = sketch.rows - s  # what is negative is cut off
+        shown = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device) if seen is None else seen
+        ends = bracketed(q, sketch, scale, pad(shown, (0, more)), None if bias is None else pad(bias, (0, more)))
+        low, high = (pad(x, (0, -more)) for x in (ends.low, ends.high))
+        brackets = Brackets(low, high, pad(ends.log_high, (0, -more), value=-math.inf), ends.origin)
+        # Biases round in ways of their own.
+        stray = aggregate_error(q, sketch, scale) if bias is None else None
+        return SketchedRows(
+            brackets, lengths.unsqueeze(-2), shown.expand(high.shape), sketch.rows, stray, siblings, resolution
+        )
 
-        Rows of a head are (siblings · n), the first index being the slower one.
+    @property
+    def extent(self) -> Extent:
+        b, g, r, s = self.brackets.high.shape
+        if s == 0:
+            rows, heads = self.lengths.new_full((b, g, r, 1), -math.inf), self.lengths.new_zeros(b, g, 1, 1)
+            return Extent(rows, rows, heads, heads - math.inf)
+        peak = self.brackets.origin + self.brackets.log_high.double().amax(-1, keepdim=True)
+        ends = self.lengths.amax(-1, keepdim=True), -self.lengths.amin(-1, keepdim=True)
+        return Extent(self.brackets.origin, peak, *ends)
+
+    @property
+    def strays(self) -> Float64[Tensor, "b g r 1"]:
+        """S²; 0 where nothing is known of it, as all tokens are taken at their worst then."""
+        return torch.zeros_like(self.brackets.origin) if self.stray is None else self.stray.whole.square()
+
+    def units(self, whole: Extent) -> tuple[Float64[Tensor, "b g r 1"], Float64[Tensor, "b g r 1"]]:
+        """The brackets' unit in that of all shards, from below and from above."""
+        gap = self.brackets.origin - whole.origin
+        return gap.exp(), gap.clamp(min=_LIGHTEST).exp()
+
+    def ends(self, whole: Extent) -> tuple[Float64[Tensor, "b g r s"], Float64[Tensor, "b g r s"]]:
+        """The least and the most that tokens weigh, in the unit of all shards."""
+        below, above = self.units(whole)
+        return self.brackets.low.double() * below, self.brackets.high.double() * above
+
+    def expected(self, whole: Extent, read: Bool[Tensor, "b g r s"]) -> Float64[Tensor, "b g r 1"]:
+        """About what the tokens that were not read weigh."""
+        middle = (self.brackets.low.double() * self.brackets.high).sqrt() * self.units(whole)[1]
+        return torch.where(read, 0.0, middle).nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
+
+    def together(self, which: Bool[Tensor, "b g r #s"]) -> Bool[Tensor, "b g r #s"]:
+        """What any of the rows that share an order has, for each of them."""
+        if self.siblings == 1:
+            return which
+        apart = which.unflatten(2, (self.siblings, which.shape[2] // self.siblings))  # (b, g, siblings, n, s)
+        return apart.any(2, keepdim=True).expand(apart.shape).flatten(2, 3)
+
+    def first_look(self, whole: Extent, counts: bool) -> tuple[Float[Tensor, "b g r m"], Int[Tensor, "b g r s"]]:
+        """Of the tokens by what they may move a short answer: the sums of that in each bin; all their upper and lower
+        ends; with `counts`, how many are in each bin. And the bins.
         """
-        unit = view.unit(read)
-        known = together(touched[..., : view.known], siblings)
-        # Where nothing is known, nothing is expected.
-        expected = torch.where(known, 0.0, (view.brackets.low.double() * view.brackets.high).sqrt())
-        rest = expected.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)
-        whole = read.total / unit.clamp(min=1e-300) + rest
-        budget = (drop * view.most * whole).nan_to_num(nan=0.0)
-        weights = torch.ones_like(budget)
-        for i in range(rounds := _ROUNDS if siblings > 1 else 1):
-            place, moved, low = _sorted(view, known, length, weights / budget.clamp(min=1e-300), budget, siblings)
-            cut = _cut(moved, budget, siblings)
-            if i + 1 < rounds:
-                needs = moved.gather(-1, cut) / budget.clamp(min=1e-300)
-                weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
-        return Order(view, place, moved, low, length, siblings, cut)
+        bins, fine, *_ = self.resolution
+        near, longest = whole.near(self.lengths), whole.near(whole.longest)
+        # ν: it only orders the tokens, and no bound rests on it.
+        usual = 0.5 * longest
+        top = (whole.peak - whole.origin) + (longest + usual).log()
+        top = top.masked_fill(top == -math.inf, 0.0)  # a row may see nothing
+        height = self.brackets.log_high + self.units(whole)[1].log() + (near + usual).log()
+        place = ((top - height) * fine + 1).clamp(1, bins - 1).long()
+        place[..., self.known :] = 0  # always read
+        low, high = self.ends(whole)
+        parts = [in_bins(high * near, place, bins), *(x.sum(-1, keepdim=True) for x in (high, low))]
+        if counts:
+            parts.append(in_bins(self.brackets.high.gt(0).double(), place, bins))
+        return torch.cat(parts, -1).to(self.resolution.dtype), place
 
-    def proved_cut(self, drop: float, read: Read) -> Int[Tensor, "b g r 1"]:
-        """The first bin behind which tokens move answers by `drop` at most, when all before `expected` were read.
+    def first_cut(
+        self, look: Float[Tensor, "b g r m"], drop: Float64[Tensor, "b g r 1"], most: Float64[Tensor, "b g #r 1"]
+    ) -> Int[Tensor, "b g r 1"]:
+        """The first bin behind which the tokens of all shards may be expected to move a short answer by `drop`."""
+        bins = self.resolution.first
+        high, low = look[..., bins : bins + 2].double().split(1, -1)
+        budget = torch.where(most > 0, drop * most * (high * low).sqrt(), math.inf)
+        return (~(behind(look[..., :bins].double()) <= budget)).sum(-1, keepdim=True).clamp(2, bins)
 
-        What joins those weighs at least its lower end.
+    def heaviest(self, look: Float[Tensor, "b g r m"], count: float) -> Int[Tensor, "b g r 1"]:
+        """The first bin up to which more than so many tokens of all shards stand, if they were counted."""
+        within = look[..., self.resolution.first + 2 :].double().cumsum(-1) <= count
+        return within.sum(-1, keepdim=True)
+
+    def terms(self, whole: Extent, length: Float64[Tensor, "b g r 1"]) -> Terms:
+        """All tokens for answers of about this length, in the unit of all shards."""
+        own = Terms.of(self.brackets, whole.near(self.lengths).double() + length, self.stray is not None)
+        below, above = self.units(whole)
+        return own._replace(
+            low=own.low * below, worst=own.worst * above, beta=own.beta * above, gamma=own.gamma * above
+        )
+
+    def places(self, terms: Terms, read: Bool[Tensor, "b g r s"], weights: Tensor) -> Int[Tensor, "b g r s"]:
+        """The bins of tokens by what they are worth to the rows that share them, each row's needs times its weight.
+
+        The first holds what was read already, and what is worth a row's whole budget.
         """
-        cut, unit = self.expected, self.view.unit(read)
-        least = read.total + self.low.gather(-1, cut) * unit
-        budget = (drop * (1 - 1e-7) * self.view.most * least / unit.clamp(min=1e-300)).nan_to_num(nan=0.0)
-        # What joins may make the answer longer.
-        whole = read.total.clamp(min=1e-300)
-        length = torch.linalg.vector_norm(read.average(read.weights) / whole, dim=-1, keepdim=True)
-        joining = self.moved.gather(-1, cut) * self._ratio(length) * unit / whole
-        longest = ((length + joining) * (1 + SUMS)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        ratio = self._ratio(torch.minimum(longest, self.view.most * (1 + 1e-3)))
-        return torch.maximum(cut, _cut(self.moved, budget / ratio, self.siblings))
+        worth = (torch.where(terms.gamma > 0, terms.gamma, terms.worst) * weights).nan_to_num(nan=0.0)
+        if self.siblings > 1:
+            apart = worth.unflatten(2, (self.siblings, worth.shape[2] // self.siblings))  # (b, g, siblings, n, s)
+            worth = apart.sum(2, keepdim=True).expand(apart.shape).flatten(2, 3)
+        bins, fine = self.resolution.cut, self.resolution.cut_fine
+        return (worth.clamp(min=1e-300).log() * -fine).clamp(0, bins - 1).long().masked_fill(read, 0)
 
-    def before(self, cut: Int[Tensor, "b g r 1"]) -> Bool[Tensor, "b g r s"]:
-        """The tokens before a bin, and all those without a sketch."""
-        tokens = self.view.seen.clone()
-        tokens[..., : self.view.known] &= self.place < cut
-        return tokens
-
-    def dropped(
-        self, cut: Int[Tensor, "b g r 1"], read: Read, length: Float64[Tensor, "b g r 1"]
-    ) -> Float64[Tensor, "b g r 1"]:
-        """How far the tokens behind `cut` may move the answer of this length, at most; all others were read."""
-        unit = self.view.unit(read)
-        whole = read.total + self.low.gather(-1, cut) * unit
-        tail = self.moved.gather(-1, cut) * self._ratio(length)
-        moved = (tail * unit / (whole * self.view.most).clamp(min=1e-300)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        return torch.where((self.view.most > 0) & (tail > 0), moved, 0.0)
-
-    def _ratio(self, length: Float64[Tensor, "b g r 1"]) -> Float64[Tensor, "b g r 1"]:
-        """At least (n + length)/(n + ℓ) for values of every length n: it falls towards 1 with n, or rises."""
-        if self.view.known == 0:
-            return torch.ones_like(length)
-        n = (end(-1, keepdim=True).double() for end in (self.view.lengths.amin, self.view.lengths.amax))
-        least, most = ((x + length) / (x + self.length) for x in n)
-        return torch.maximum(least, most) * (1 + SUMS)
-
-
-def _cut(
-    moved: Float64[Tensor, "b g r bins"], budget: Float64[Tensor, "b g r 1"], siblings: int
-) -> Int[Tensor, "b g r 1"]:
-    """The first bin behind which all rows of an order keep their budgets."""
-    short = together(~(moved <= budget), siblings)
-    return short.sum(-1, keepdim=True).clamp(1, _BINS)
-
-
-def together(which: Bool[Tensor, "b g r s"], siblings: int) -> Bool[Tensor, "b g r s"]:
-    """What any of the rows that share an order has, for each of them."""
-    if siblings == 1:
-        return which
-    apart = which.unflatten(2, (siblings, which.shape[2] // siblings))  # (b, g, siblings, n, s)
-    return apart.any(2, keepdim=True).expand(apart.shape).flatten(2, 3)
+    def cut_at(
+        self, moved: Float64[Tensor, "b g r bins"], budget: Float64[Tensor, "b g r 1"]
+    ) -> Int[Tensor, "b g r 1"]:
+        """The first bin behind which all rows that share tokens keep their budgets."""
+        return self.together(~(moved <= budget)).sum(-1, keepdim=True).clamp(1, self.resolution.cut)
 
 
 class Terms(NamedTuple):
@@ -155,16 +244,9 @@ class Terms(NamedTuple):
     gamma: Float64[Tensor, "b g r s"]
 
     @staticmethod
-    def of(
-        brackets: Brackets,
-        lengths: Float32[Tensor, "b g 1 s0"],
-        crowd: bool,
-        span: slice,
-        length: Float64[Tensor, "b g r 1"],
-    ) -> Terms:
-        """Some tokens, for answers of this length; without a `crowd`, nothing but their worst is known."""
-        low, high = (x[..., span].double() for x in (brackets.low, brackets.high))
-        reach = lengths[..., span].double() + length
+    def of(brackets: Brackets, reach: Float64[Tensor, "b g r s"], crowd: bool) -> Terms:
+        """Tokens that move a sum by their weight times `reach`; without a `crowd`, only their worst is known."""
+        low, high = brackets.low.double(), brackets.high.double()
         worst = high * reach
         if not crowd:
             nothing = torch.zeros_like(worst)
@@ -183,40 +265,40 @@ class Terms(NamedTuple):
         heavy = self.worst - self.beta - slope * self.half.square()
         return torch.where(self.gamma >= slope, heavy, light) + _LOST * self.worst
 
-    def worth(self, weights: Float64[Tensor, "b g r 1"], siblings: int) -> Float64[Tensor, "b g r s"]:
-        """The sum of what each token is worth to the rows of its order."""
-        worth = (torch.where(self.gamma > 0, self.gamma, self.worst) * weights).nan_to_num(nan=0.0)
-        if siblings > 1:
-            apart = worth.unflatten(2, (siblings, worth.shape[2] // siblings))  # (b, g, siblings, n, s)
-            worth = apart.sum(2, keepdim=True).expand(apart.shape).flatten(2, 3)
-        return worth
+
+class Budget(NamedTuple):
+    """What unread tokens may move each row's sum, and the slopes μ at which they are judged."""
+
+    whole: Float64[Tensor, "b g r 1"]
+    length: Float64[Tensor, "b g r 1"]
+    """ℓ: the length of answers that is reckoned with."""
+    spent: tuple[Float64[Tensor, "b g r 1"], ...]
+    """μ·ΣS², for each slope."""
+    slopes: tuple[Float64[Tensor, "b g r 1"], ...]
+
+    @staticmethod
+    def of(whole: Tensor, length: Tensor, strays: Float64[Tensor, "b g r 1"]) -> Budget:
+        spent = tuple(share * whole.clamp(max=1e300) for share in SHARES)
+        # Rounded up, what the squares add up to makes μ smaller, which is the safe way for a given μ·ΣS².
+        slopes = tuple(x / (strays * (1 + 1e-9)).clamp(min=1e-300) for x in spent)
+        return Budget(whole, length, spent, slopes)
+
+    def parts(self, terms: Terms) -> list[Float64[Tensor, "b g r s"]]:
+        """What is added up over tokens: lower ends, the worst, β, and r for each slope."""
+        return [terms.low, terms.worst, terms.beta, *(terms.rest(slope) for slope in self.slopes)]
+
+    def most_moved(self, worst: Tensor, crowds: list[Tensor]) -> Tensor:
+        """How far unread tokens may move a row's sum: the sums of their worst and, for each slope, of β + r."""
+        for spent, crowd in zip(self.spent, crowds, strict=True):
+            worst = torch.fmin(worst, crowd + spent)
+        return worst
 
 
-def _sorted(
-    view: Outlook,
-    read: Bool[Tensor, "b g r s0"],
-    length: Float64[Tensor, "b g r 1"],
-    weights: Float64[Tensor, "b g r 1"],
-    budget: Float64[Tensor, "b g r 1"],
-    siblings: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The bins of tokens; how far those of each bin and all after it may move a sum; and their lower ends."""
-    spent: list[Tensor] = []
-    slopes: list[Tensor] = []
-    if view.stray is not None:
-        spent = [share * budget for share in _SHARES]
-        slopes = [x / view.stray.whole.square().clamp(min=1e-300) for x in spent]
-    place = torch.empty_like(view.brackets.high, dtype=torch.int64)
-    sums = [budget.new_zeros(*budget.shape[:-1], _BINS) for _ in range(3 + len(slopes))]
-    for start in range(0, view.known, _SPAN):
-        span = slice(start, min(start + _SPAN, view.known))
-        terms = Terms.of(view.brackets, view.lengths, view.stray is not None, span, length)
-        bins = (terms.worth(weights, siblings).clamp(min=1e-300).log() * -_FINE).clamp(0, _BINS - 1).long()
-        place[..., span] = bins.masked_fill(read[..., span], 0)
-        parts = [terms.low, terms.worst, terms.beta, *(terms.rest(slope) for slope in slopes)]
-        for total, x in zip(sums, parts, strict=True):
-            total.scatter_add_(-1, place[..., span], x)
-    low, moved, beta, *rests = (pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in sums)
-    for more, rest in zip(spent, rests, strict=True):
-        moved = torch.fmin(moved, (beta + more + rest) * (1 + SUMS))
-    return place, moved, low
+def in_bins(x: Float64[Tensor, "b g r s"], place: Int[Tensor, "b g r s"], bins: int) -> Float64[Tensor, "b g r bins"]:
+    """What x adds up to in each bin."""
+    return x.new_zeros(*x.shape[:-1], bins).scatter_add(-1, place, x)
+
+
+def behind(x: Float64[Tensor, "b g r bins"]) -> Float64[Tensor, "b g r bins+1"]:
+    """The sums over each bin and all after it; after the last, 0."""
+    return pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1))

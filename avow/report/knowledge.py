@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from avow.core.chart import Table
-from avow.report import charts, formatting
+from avow.report import formatting
 from avow.report.charts import Axis, Plot, Trace, figure, line_mode
 from avow.report.page import render
 from avow.report.style import LOOKS, WHISKER, Look
@@ -33,11 +32,6 @@ _SEEDS, _CPU = HEADINGS.index("over seeds"), HEADINGS.index("CPU")
 # An arm that has read has a colour of its own, one that has not is grey.
 _GREY = Look("#9aa4af", "cross", "P")
 _LINE = Look(WHISKER, "circle", "o")
-_MEANINGS = {
-    "right": "as the text says",
-    "wrong": "words of the text, but not the answer",
-    "made up": "words that stand nowhere in the text",
-}
 
 
 @dataclass(frozen=True)
@@ -148,15 +142,15 @@ def lines(experiment: Experiment) -> Iterator[Line]:
     *first, half = _answered(experiment.majority)
     yield Line((MAJORITY, *first, "", half, formatting.NOTHING, "", ""), experiment.majority)
     for row in experiment.rows:
-        middle = row.middle
-        if middle is None or middle.evaluation is None:
+        if row.middle is None:
             yield Line((row.label, "failed", *[formatting.NOTHING] * 7), None)
             continue
-        *first, half = _answered(middle.evaluation)
-        spent = (formatting.seconds(middle.seconds), formatting.seconds(middle.cpu_seconds))
+        result, evaluation = row.middle
+        *first, half = _answered(evaluation)
+        spent = (formatting.seconds(result.seconds), formatting.seconds(result.cpu_seconds))
         spread = "–".join(f"{end:.0%}" for end in row.spread or ())
-        cells = (row.label, *first, spread, half, f"{middle.parameters:,}", *spent)
-        yield Line(cells, middle.evaluation, row is experiment.best)
+        cells = (row.label, *first, spread, half, f"{result.parameters:,}", *spent)
+        yield Line(cells, evaluation, row is experiment.best)
 
 
 def knowledge_table(experiment: Experiment) -> Columns:
@@ -189,7 +183,7 @@ def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
     places = _columns(rows)
     ranks = ["failed" if line.evaluation is None else "best" if line.best else "other" for line in rows]
     answers = list(_answers(experiment))
-    results = [result for row in experiment.rows for result in row.results]
+    configs = {result.arm.name: result.arm.config.to_json() for row in experiment.rows for result in row.results}
     return render(
         "knowledge.html",
         {"accuracy": figure(accuracy_plot(experiment))} | {id: figure(plot) for id, plot in plots.items()},
@@ -199,33 +193,12 @@ def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
         arms=Table("", [HEADINGS[place] for place in places], [[line.cells[p] for p in places] for line in rows]),
         marks=[{"class": rank} for rank in ranks],
         charts=plots,
-        words=_WORDS,
         counts=Table("", ["arm", "right", "sure", "wrong", "sure", "made up", "sure"], [arm["row"] for arm in answers]),
         answers=answers,
-        configurations=[
-            (result.arm.name, json.dumps(json.loads(result.arm.config.to_json()), indent=1)) for result in results
-        ],
+        configurations=configs.items(),
         command=command,
         machine=machine,
     )
-
-
-_WORDS = {
-    "loss": (
-        "Whoever reads nothing soon has its few questions by heart; most of a text cannot be foretold, and its loss "
-        "stays up."
-    ),
-    "abstention": "A model that knows what it does not know falls from left to right.",
-    "calibration": (
-        "Answers in ten bins of confidence, a mark for each, larger where it stands for more answers: below the dotted "
-        "line a model believes too much."
-    ),
-}
-
-
-def png(experiment: Experiment) -> bytes:
-    """The accuracies as a picture file."""
-    return charts.png(accuracy_plot(experiment))
 
 
 def accuracy_plot(experiment: Experiment) -> Plot:
@@ -251,14 +224,12 @@ def _look(experiment: Experiment, label: str) -> Look:
 
 def _plots(experiment: Experiment) -> dict[str, Plot]:
     """Loss, abstention and calibration of every arm's middle run."""
-    results = [row.middle for row in experiment.rows if row.middle is not None]
+    middles = [row.middle for row in experiment.rows if row.middle is not None]
     losses, abstention, calibration = [], [], []
-    for i, result in enumerate(results):
+    for i, (result, e) in enumerate(middles):
         label, look = result.arm.label, _look(experiment, result.arm.label)
         if (curve := experiment.losses(result))[0]:
             losses.append(Trace(label, *curve, line_mode(curve[0]), look, dash=i))
-        if (e := result.evaluation) is None:
-            continue
         abstention.append(Trace(label, *next(iter(e.abstention().series.values())), "line", look, dash=i))
         bins = e.bins()
         sizes = [5 + 24 * math.sqrt(some.size / e.asked) for some in bins]
@@ -280,20 +251,21 @@ def _answers(experiment: Experiment) -> Iterator[dict[str, Any]]:
     """How many answers of each kind every arm gives, how sure it is of them, and some of them to read."""
     corpus = corpus_of(experiment.corpus)
     for row in experiment.rows:
-        if row.middle is None or row.middle.evaluation is None:
+        if row.middle is None:
             continue
-        kinds = outcomes_by_kind(row.middle.evaluation, corpus)
+        _, evaluation = row.middle
+        kinds = outcomes_by_kind(evaluation, corpus)
         counts: list[Any] = []
         for outcomes in kinds.values():
             counts += [len(outcomes), f"{mean_confidence(outcomes):.0%}" if outcomes else formatting.NOTHING]
         groups = [
-            {"kind": kind, "meaning": _MEANINGS[kind], "count": len(outcomes), "table": _answers_table(outcomes)}
+            {"kind": kind, "count": len(outcomes), "table": _answers_table(outcomes)}
             for kind, outcomes in kinds.items()
             if outcomes
         ]
         yield {
             "label": row.label,
-            "asked": row.middle.evaluation.asked,
+            "asked": evaluation.asked,
             "open": row in (experiment.best, experiment.not_read),
             "row": [row.label, *counts],
             "groups": groups,

@@ -40,7 +40,7 @@ def _read(latex: str) -> ElementTree.Element | None:
         root: ElementTree.Element = convert_to_element(latex)
     except Exception:  # its errors share no base but this; whatever is wrong, the reader gets the source
         return None
-    _mend(root)
+    _fix(root)
     # A command it does not know comes through as its name.
     unknown = any(re.search(r"\\[A-Za-z]", node.text or "") for node in root.iter())
     return None if unknown else root
@@ -87,7 +87,7 @@ def _source(latex: str) -> str:
     return f'<code class="latex">{html.escape(latex)}</code>'
 
 
-def _mend(parent: ElementTree.Element) -> None:
+def _fix(parent: ElementTree.Element) -> None:
     """Text as text, relations as relations, bold letters bold, and names of functions set apart as TeX does."""
     for node in parent:
         # The converter writes its characters as entities and expects the markup to be unescaped as a whole, which
@@ -105,7 +105,7 @@ def _mend(parent: ElementTree.Element) -> None:
             # Browsers know only letters that are bold by themselves.
             del node.attrib["mathvariant"]
             node.text = "".join(map(_bold, node.text))
-        _mend(node)
+        _fix(node)
     if parent.tag not in ("mrow", "mstyle"):
         return
     for i in range(len(parent) - 1, -1, -1):

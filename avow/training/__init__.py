@@ -9,12 +9,10 @@ A run:
     loop            train: from a configuration to a folder
     run_folder      its lock, its log, and how it is asked to stop
     checkpoint      all that it needs to continue, and when it may
-    graphs          passes recorded as CUDA graphs
     distributed     several processes: how they meet, watch each other and divide the work
     sharding        a model that each process holds a share of, and its checkpoints
 What was learnt:
-    sampling        what a model writes and answers
-    evaluation      how much it knows, and whether it knows that
+    evaluation      what a model writes and answers, how much it knows, and whether it knows that
     knowledge       the experiment: models that read, and one that did not
     run_many        several of its runs at once, each in a process of its own
 """
@@ -35,12 +33,15 @@ from avow.training.data import read_documents as read_documents
 from avow.training.data import read_questions as read_questions
 from avow.training.data import vocabulary_of as vocabulary_of
 from avow.training.data import write_corpus as write_corpus
+from avow.training.evaluation import Answer as Answer
 from avow.training.evaluation import Bin as Bin
 from avow.training.evaluation import Evaluation as Evaluation
 from avow.training.evaluation import Outcome as Outcome
 from avow.training.evaluation import always as always
+from avow.training.evaluation import answers as answers
 from avow.training.evaluation import evaluate as evaluate
 from avow.training.evaluation import majority as majority
+from avow.training.evaluation import sample as sample
 from avow.training.examples import ClozeExamples as ClozeExamples
 from avow.training.examples import LanguageExamples as LanguageExamples
 from avow.training.examples import Mixture as Mixture
@@ -52,6 +53,3 @@ from avow.training.examples import prompt as prompt
 from avow.training.loop import Trained as Trained
 from avow.training.loop import train as train
 from avow.training.run_folder import Progress as Progress
-from avow.training.sampling import Answer as Answer
-from avow.training.sampling import answers as answers
-from avow.training.sampling import sample as sample

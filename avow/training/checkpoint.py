@@ -182,14 +182,11 @@ def newest(folder: Path) -> Path | None:
 def described(path: Path) -> dict[str, Any]:
     """A checkpoint's `state.json`, after every file was checked; its tensors stay where they are."""
     state = _checked_state(path)
-    if isinstance(state, str):
-        raise FileError("checkpoint", path, state, _alternative(path))
-    return state
-
-
-def facts(path: Path) -> dict[str, Any]:
-    """What the trainer noted in a checkpoint, without reading its tensors into memory."""
-    return dict(described(path)["facts"])
+    if not isinstance(state, str):
+        return state
+    good = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
+    remedy = f"resume from the previous good one, {good[-1]}" if good else "there is no previous good one; start again"
+    raise FileError("checkpoint", path, state, remedy)
 
 
 def fault(path: Path) -> str | None:
@@ -222,11 +219,6 @@ def _checked_state(path: Path) -> dict[str, Any] | str:
                 continue
         return f"is damaged: {name} is not what was written"
     return state
-
-
-def _alternative(path: Path) -> str:
-    good = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
-    return f"resume from the previous good one, {good[-1]}" if good else "there is no previous good one; start again"
 
 
 def flattened(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -295,7 +287,8 @@ def resume_point(
 ) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that a run of `folder` continues from, and its state, if all processes agree on it.
 
-    A folder with a run in it is not begun again by accident. Later checkpoints, which are damaged, are renamed.
+    A folder with a run in it is not begun again by accident. Beside it there may be no checkpoint of another run, nor a
+    later one that is good; later ones that are damaged are renamed.
     """
     paths = checkpoints(folder)
     if paths and not resume:
@@ -306,12 +299,19 @@ def resume_point(
     if path is None or state is None:
         return None
     check_same_run(config, state["facts"], corpus, path, folder)
-    check_latest(state["facts"]["run"], path)
-    for other in checkpoints(path.parent) if here.rank == 0 else ():
+    others = [other for other in checkpoints(path.parent) if other.name != path.name]
+    for other in others:
+        if isinstance(beside := _checked_state(other), str):
+            continue
+        if beside["facts"]["run"] != state["facts"]["run"]:
+            raise FileError("checkpoint", other, f"is of another run than {path}", "move it away, then resume")
         if other.name > path.name:
-            aside = other.with_name(f"damaged-{other.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            other.rename(aside)
+            rule = f"is later than {path}, and the run would go on as if it were not there"
+            raise FileError("checkpoint", other, rule, "resume from that one, or move it away first")
+    for damaged in [other for other in others if here.rank == 0 and other.name > path.name]:
+        aside = damaged.with_name(f"damaged-{damaged.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        damaged.rename(aside)
     return path, state
 
 
@@ -344,18 +344,6 @@ def check_same_run(config: TrainConfig, facts: Mapping[str, Any], corpus: Corpus
         rule = f"holds other texts than those that the run of {path} reads"
         remedy = f"put those back, or begin a new run with its weights: run.start={path}"
         raise FileError("corpus", config.data.corpus, rule, remedy)
-
-
-def check_latest(run: str, path: Path) -> None:
-    """Raise if beside the checkpoint to continue from stands one of another run, or a later one that is good."""
-    for other in checkpoints(path.parent):
-        if other.name == path.name or fault(other) is not None:
-            continue
-        if facts(other)["run"] != run:
-            raise FileError("checkpoint", other, f"is of another run than {path}", "move it away, then resume")
-        if other.name > path.name:
-            rule = f"is later than {path}, and the run would go on as if it were not there"
-            raise FileError("checkpoint", other, rule, "resume from that one, or move it away first")
 
 
 def differences(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any, Any]]:

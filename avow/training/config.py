@@ -166,13 +166,11 @@ class TrainConfig:
                 raise ParameterError(name or "''", repr(section), rule, f"known: {known}")
             if not isinstance(section, Mapping):
                 raise ParameterError(name, repr(section), "must be a section", f"write [{name}] and its fields below")
+        sections = {}
         for name, kind in SECTIONS.items():
-            check_parameters(name, kind, dict(values.get(name, {})))
-        # A whole number in a file may stand for a float; the saved configuration then says float.
-        sections = {
-            name: kind(**{p.name: p.type(values.get(name, {}).get(p.name, p.default)) for p in parameters_of(kind)})
-            for name, kind in SECTIONS.items()
-        }
+            check_parameters(name, kind, given := dict(values.get(name, {})))
+            # A whole number in a file may stand for a float; the saved configuration then says float.
+            sections[name] = kind(**{p.name: p.type(given.get(p.name, p.default)) for p in parameters_of(kind)})
         return TrainConfig(_model(dict(values.get("model", {})), sections["data"], sections["run"]), **sections)
 
     @staticmethod
@@ -245,7 +243,7 @@ def _model(given: dict[str, Any], data: DataConfig, run: RunConfig) -> ModelConf
     """The model's part; of a model that is trained further, only dropout may change."""
     complete = {field.name for field in dataclasses.fields(ModelConfig)} <= given.keys()
     if run.start and not complete:  # A saved configuration is complete, and what it began with may be gone.
-        trained = checkpoint.facts(Path(run.start))["config"]["model"]
+        trained = checkpoint.described(Path(run.start))["facts"]["config"]["model"]
         for name, value in given.items():
             if name != "dropout" and value != trained.get(name, value):
                 rule = f"contradicts {trained[name]!r} in run.start={run.start}"

@@ -123,12 +123,19 @@ def arms(
     size = SMALL if corpus == "invented" else CLASSIC
     _check_names("attentions", attentions, tuple(size.attentions))
     _check_names("positions", positions, get_args(Positions))
-    if seeds < 1:
-        raise ParameterError("seeds", seeds, "must be at least 1", "1 is the default")
-    if steps is not None and steps < 1:
-        raise ParameterError("steps", steps, "must be at least 1", "leave it out for the default")
-    _check_flags(given := list(flags))
-    _check_corpus(corpus)
+    for name, value in (("seeds", seeds), ("steps", steps)):
+        if value is not None and value < 1:
+            raise ParameterError(name, value, "must be at least 1", "leave it out for the default")
+    given = list(flags)
+    for flag in given:
+        if (option := OF_THE_EXPERIMENT.get(flag.partition("=")[0])) is not None:
+            rule = "is decided for every arm by the experiment"
+            raise ParameterError("flag", repr(flag), rule, f"use --{option}, or leave it out")
+    texts = corpus_of(corpus)
+    for file, part in (("wiki.txt", texts.documents), ("train.tsv", texts.train), ("dev.tsv", texts.dev)):
+        if not part:
+            rule = f"holds no {file}, and the experiment needs text, training questions and dev questions"
+            raise FileError("corpus", corpus, rule, f"add a {file}")
     given += [f"data.corpus={corpus}", f"run.device={device}"]
     # The arm without reading has no mixture, and a length of its own.
     unread_flags, unread_shared = (
@@ -136,7 +143,9 @@ def arms(
         for all_flags, prefixes in ((given, ("mixture.", "schedule.")), (size.shared, ("mixture.",)))
     )
     (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
-    length = [] if steps is None else _length(steps)
+    length = [] if steps is None else [f"schedule.steps={steps}"]
+    if steps is not None and steps < 1000:
+        length.append(f"schedule.warmup={steps // 10}")  # The usual one may be longer than a short run.
 
     def arm(label: str, seed: int, attention: str, kind: str, flags: list[str], defaults: Iterable[str]) -> Arm:
         own = [*flags, f"run.seed={seed}", f"model.attention={attention}", f"model.positions={kind}"]
@@ -156,11 +165,6 @@ def arms(
     return chosen
 
 
-def _length(steps: int) -> list[str]:
-    """A run of so many steps; the usual warm-up may be longer than the whole of a short one."""
-    return [f"schedule.steps={steps}", *([f"schedule.warmup={steps // 10}"] if steps < 1000 else [])]
-
-
 def _fast(device: str, attention: str) -> tuple[str, ...]:
     """How the same is computed fastest: a CPU saves padding, a GPU is given large pieces in few commands."""
     if device == "cpu" or not torch.cuda.is_available():
@@ -176,22 +180,6 @@ def _check_names(option: str, given: Sequence[str], known: tuple[str, ...]) -> N
             raise ParameterError(option, repr(name), f"is none of {', '.join(known)}", "choose from these")
         if list(given).count(name) > 1:
             raise ParameterError(option, repr(name), "is named twice", "name it once")
-
-
-def _check_flags(flags: Iterable[str]) -> None:
-    for flag in flags:
-        option = OF_THE_EXPERIMENT.get(flag.partition("=")[0])
-        if option is not None:
-            rule = "is decided for every arm by the experiment"
-            raise ParameterError("flag", repr(flag), rule, f"use --{option}, or leave it out")
-
-
-def _check_corpus(name: str) -> None:
-    corpus = corpus_of(name)
-    for file, part in (("wiki.txt", corpus.documents), ("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
-        if not part:
-            rule = f"holds no {file}, and the experiment needs text, training questions and dev questions"
-            raise FileError("corpus", name, rule, f"add a {file}")
 
 
 @dataclass(frozen=True)
@@ -218,36 +206,36 @@ class Row:
     results: tuple[Result, ...]
 
     @property
-    def finished(self) -> list[Result]:
+    def finished(self) -> list[tuple[Result, Evaluation]]:
         """The results that have answers, the least accurate first."""
-        return sorted((r for r in self.results if r.evaluation), key=lambda r: _evaluation(r).right)
+        pairs = [(result, result.evaluation) for result in self.results if result.evaluation is not None]
+        return sorted(pairs, key=lambda pair: pair[1].right)
 
     @property
-    def middle(self) -> Result | None:
+    def middle(self) -> tuple[Result, Evaluation] | None:
         """The run of median accuracy, the lower one of two."""
-        results = self.finished
-        return results[(len(results) - 1) // 2] if results else None
+        return self.finished[(len(self.finished) - 1) // 2] if self.finished else None
 
     @property
     def spread(self) -> tuple[float, float] | None:
         """The lowest and the highest accuracy, if there are several."""
-        accuracies = [_evaluation(result).accuracy for result in self.finished]
+        accuracies = [evaluation.accuracy for _, evaluation in self.finished]
         return (accuracies[0], accuracies[-1]) if len(accuracies) > 1 else None
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON has it."""
         runs = [
             {"folder": result.arm.name, "seed": result.arm.seed, "why": result.why}
-            | ({} if result.evaluation is None else result.evaluation.plain())
+            | (result.evaluation.plain() if result.evaluation else {})
             | result.costs
             for result in self.results
         ]
         figures: dict[str, Any] = {"seed": None}
         if self.middle is not None:
-            answers = _evaluation(self.middle)
+            result, evaluation = self.middle
             names = ("right", "asked", "accuracy", "interval")
-            figures = {"seed": self.middle.arm.seed} | {name: answers.plain()[name] for name in names}
-            figures |= {"accuracy_at_half": answers.accuracy_at(0.5), **self.middle.costs}
+            figures = {"seed": result.arm.seed} | {name: evaluation.plain()[name] for name in names}
+            figures |= {"accuracy_at_half": evaluation.accuracy_at(0.5), **result.costs}
         return {"arm": self.label, **figures, "spread": self.spread and list(self.spread), "runs": runs}
 
 
@@ -273,30 +261,26 @@ class Experiment:
         return [result for row in self.rows for result in row.results if result.evaluation is None]
 
     @property
-    def read(self) -> list[Row]:
-        """The pretrained rows that finished."""
-        return [row for row in self.rows if row.label != NOT_READ and row.middle is not None]
-
-    @property
     def best(self) -> Row | None:
-        """The pretrained row whose middle run is right most often."""
-        return max(self.read, key=lambda row: _evaluation(row.middle).right, default=None)
+        """The pretrained row whose middle run is right most often, of those that finished."""
+        read = [row for row in self.rows if row.label != NOT_READ and row.middle]
+        return max(read, key=lambda row: row.middle[1].right if row.middle else 0, default=None)
 
     @property
     def not_read(self) -> Row | None:
         """The row of the arm without pretraining, if it finished."""
-        return next((row for row in self.rows if row.label == NOT_READ and row.middle is not None), None)
+        return next((row for row in self.rows if row.label == NOT_READ and row.middle), None)
 
     @property
     def headline(self) -> str:
         """The result in a sentence."""
         guess = self.majority.outcomes[0].answer.text
         baselines = f"always saying {guess} in {self.majority.accuracy:.0%}"
-        if self.not_read is not None:
-            baselines = f"without reading in {_evaluation(self.not_read.middle).accuracy:.0%}, " + baselines
-        if self.best is None:
+        if self.not_read and self.not_read.middle:
+            baselines = f"without reading in {self.not_read.middle[1].accuracy:.0%}, " + baselines
+        if self.best is None or self.best.middle is None:
             return f"No pretrained model finished; {baselines}."
-        label, best = self.best.label, _evaluation(self.best.middle)
+        label, best = self.best.label, self.best.middle[1]
         return f"After reading, {label} is right in {best.accuracy:.0%} of {best.asked} questions; {baselines}."
 
     def losses(self, result: Result) -> tuple[list[float], list[float]]:
@@ -326,8 +310,3 @@ def outcomes_by_kind(evaluation: Evaluation, corpus: Corpus) -> dict[str, list[O
         stands = bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
         kinds["right" if outcome.right else "wrong" if stands else "made up"].append(outcome)
     return kinds
-
-
-def _evaluation(result: Result | None) -> Evaluation:
-    assert result is not None and result.evaluation is not None
-    return result.evaluation

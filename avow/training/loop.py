@@ -16,7 +16,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from avow import file_io
-from avow.errors import NonFiniteError, ParameterError
+from avow.errors import NonFiniteError, ParameterError, is_out_of_memory
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
 from avow.parameters import declared
@@ -40,11 +40,17 @@ from avow.training.config import TrainConfig
 from avow.training.data import PAD, Corpus, Vocabulary, corpus_of, vocabulary_of
 from avow.training.distributed import Grid, Ranks, place_model, ranks
 from avow.training.examples import Loss, examples_of, uniform
-from avow.training.graphs import Replayed
 from avow.training.run_folder import Log, Progress, listening, locked_by_first
 
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
+Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Kernels choose their algorithms and buffers the first few times they run, and none of that may be recorded.
+_REHEARSALS = 3
+
+
+# A graph, the tensors that it reads (ids, targets, their number), and the loss that it writes.
+Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,8 @@ def train(
 
 def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
     """Cross-entropy in nats, summed over the targets that are not padding."""
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=PAD, reduction="sum"
-    )
+    scores = logits.flatten(0, 1).float()
+    return nn.functional.cross_entropy(scores, targets.flatten(), ignore_index=PAD, reduction="sum")
 
 
 class Trainer:
@@ -186,7 +191,7 @@ class Trainer:
         pace, last, stop = _Pace(self), None, False
         self.model.train()
         record = Log(self.folder / "log.csv", self.step) if first else nullcontext()
-        with record as log, naming_lost_workers(), listening() as interruption:
+        with record as log, naming_lost_workers(), listening() as signals:
             path = self.origin or self._save()
             while self.step < self.steps and not stop:
                 norm = self.advance()
@@ -197,11 +202,11 @@ class Trainer:
                         log.add(last)
                         if progress is not None:
                             progress(last)
-                stop = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(interruption.heard)
+                stop = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(bool(signals))
                 if stop or done or self.step % self.config.run.save_every == 0:
                     path = self._save()
         model, interrupted = self.placed.full_model(path), self.step < self.steps
-        return Trained(model, self.vocabulary, self.step, interrupted, path, last, interruption.signal)
+        return Trained(model, self.vocabulary, self.step, interrupted, path, last, *signals[:1])
 
     def _pass(self, ids: Tensor, targets: Tensor, whole: float | Tensor) -> Tensor:
         """A micro-batch's part of a step's mean loss over `whole` targets; its gradients are added."""
@@ -252,9 +257,10 @@ class Trainer:
         if snapshot.facts["world"] != self.here.world:
             self._seed(snapshot.step)  # No process continues another's draws: new ones begin, the same each time.
             return
-        suffix = f".{self.here.rank}"
-        own = {name.removesuffix(suffix): x for name, x in snapshot.generators.items() if name.endswith(suffix)}
-        checkpoint.restore_generators(own)
+        own = f".{self.here.rank}"
+        checkpoint.restore_generators(
+            {name.removesuffix(own): x for name, x in snapshot.generators.items() if name.endswith(own)}
+        )
 
     def _seed(self, step: int) -> None:
         """Begin the draws of dropout from a step on, which must differ between processes."""
@@ -302,3 +308,58 @@ def peak_rate(device: torch.device, dtype: torch.dtype) -> float:
         accelerator.synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return 2 * n**3 / best
+
+
+class Replayed:
+    """The same as `run(ids, targets, whole)`, which adds to the gradients of `parameters` and returns the loss.
+
+    A small model keeps a GPU busy for less time than Python takes to call its kernels one by one. A pass is recorded as
+    a CUDA graph once for every shape. Replayed, it starts at once and does exactly what was recorded: the same kernels
+    on the same memory, with new draws of dropout.
+    """
+
+    def __init__(self, run: Pass, parameters: Iterable[nn.Parameter]) -> None:
+        self._run, self._parameters = run, [p for p in parameters if p.requires_grad]
+        if any(parameter.device.type != "cuda" for parameter in self._parameters):
+            raise ParameterError("run: graphs", True, "needs a model on a GPU", "use run.device=cuda, or leave it out")
+        self._recorded: dict[torch.Size, Recorded] = {}
+        # Graphs never run at the same time, so they share what memory they need in between.
+        self._pool = torch.cuda.graph_pool_handle()
+        self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient  # Recorded addresses: never replaced, only zeroed.
+
+    def __call__(self, ids: Int[Tensor, "b n"], targets: Int[Tensor, "b n"], whole: float) -> Float[Tensor, ""]:
+        """The loss, in memory that the next call with the same shape overwrites."""
+        if ids.shape not in self._recorded:
+            self._recorded[ids.shape] = self._record(ids, targets, whole)
+        graph, given, loss = self._recorded[ids.shape]
+        given[0].copy_(ids, non_blocking=True)
+        given[1].copy_(targets, non_blocking=True)
+        given[2].fill_(whole)
+        graph.replay()
+        return loss
+
+    def _record(self, ids: Tensor, targets: Tensor, whole: float) -> Recorded:
+        device = self._parameters[0].device
+        given = (ids.to(device), targets.to(device), torch.tensor(whole, device=device))
+        before = [gradient.clone() for gradient in self._gradients]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_REHEARSALS):
+                self._run(*given)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads go on fetching batches meanwhile, which would void a recording of the whole process.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                loss = self._run(*given)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            rule = f"cannot record this model ({str(error).splitlines()[0]})"
+            raise ParameterError("run: graphs", True, rule, "use run.graphs=false") from error
+        for gradient, old in zip(self._gradients, before, strict=True):
+            gradient.copy_(old)
+        return graph, given, loss

@@ -178,20 +178,11 @@ def read_log(path: Path) -> list[dict[str, str]]:
     return lines
 
 
-class Interruption:
-    """Whether someone asked to stop, and by which signal."""
-
-    signal = 0
-
-    @property
-    def heard(self) -> bool:
-        return self.signal != 0
-
-
 @contextlib.contextmanager
-def listening() -> Iterator[Interruption]:
-    """Inside, the first Ctrl-C or SIGTERM is noted, for a loop to ask between two steps; the second acts as ever."""
-    interruption = Interruption()
+def listening() -> Iterator[list[int]]:
+    """Inside, the first Ctrl-C or SIGTERM is put on the list, for a loop to see between two steps; the second acts as
+    ever."""
+    signals: list[int] = []
     # Python delivers signals to the main thread alone, and lets no other choose what they do.
     kinds = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {kind: signal.getsignal(kind) for kind in kinds}
@@ -201,12 +192,12 @@ def listening() -> Iterator[Interruption]:
             signal.signal(kind, handler)
 
     def note(kind: int, frame: FrameType | None) -> None:
-        interruption.signal = kind
+        signals.append(kind)
         restore()
 
     for kind in kinds:
         signal.signal(kind, note)
     try:
-        yield interruption
+        yield signals
     finally:
         restore()

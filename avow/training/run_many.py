@@ -75,7 +75,7 @@ def side_by_side(
     messages: queue.Queue[News] = queue.Queue()
     running: dict[str, Worker] = {}
     deadline: float | None = None
-    with locked(folder, "out"), listening() as interruption, contextlib.ExitStack() as workers:
+    with locked(folder, "out"), listening() as signals, contextlib.ExitStack() as workers:
         earlier = [(arm, _earlier_result(arm, folder / arm.name, resume)) for arm in arms]
         results = {arm.name: result for arm, result in earlier if result is not None}
         waiting = [arm for arm, result in earlier if result is None]
@@ -85,7 +85,7 @@ def side_by_side(
         on_gpu = torch.cuda.is_available() and any(arm.config.run.device != "cpu" for arm in waiting)
         jobs = jobs or (1 if on_gpu else max(1, min(len(waiting), cores())))
         while waiting or running:
-            if interruption.heard and deadline is None:
+            if signals and deadline is None:
                 deadline = time.monotonic() + _CHECKPOINT_SECONDS
                 waiting.clear()
                 for worker in running.values():
@@ -110,8 +110,8 @@ def side_by_side(
                     result = read_result(news.arm, folder / name) if news.kind == "finished" else None
                     results[name] = result or Result(news.arm, why=news.why or news.kind)
                 tell(news)
-        if interruption.heard:
-            raise Interrupted(interruption.signal)
+        if signals:
+            raise Interrupted(signals[0])
     return [results[arm.name] for arm in arms]
 
 
@@ -205,7 +205,8 @@ def _earlier_result(arm: Arm, folder: Path, resume: bool) -> Result | None:
         rule, remedy = "holds a run of another configuration", "repeat what it began with, or use another --out"
         raise ParameterError("--resume", folder, rule, remedy)
     newest = checkpoint.newest(folder / "checkpoints")
-    if newest is not None and checkpoint.facts(newest)["data"] != corpus_of(arm.config.data.corpus).digest:
+    trained_on = None if newest is None else checkpoint.described(newest)["facts"]["data"]
+    if trained_on not in (None, corpus_of(arm.config.data.corpus).digest):
         rule = f"holds other texts than those that the run in {folder} has read"
         raise FileError("corpus", arm.config.data.corpus, rule, "put those back, or use another --out")
     return read_result(arm, folder)

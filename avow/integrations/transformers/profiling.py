@@ -32,8 +32,7 @@ from avow.integrations.transformers import enabling
 from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
 from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
-from avow.methods import exact_method
-from avow.methods.sparse import Sparse
+from avow.methods import exact_method, method_named
 from avow.numerics.sketch import sketched
 from avow.numerics.softmax import softmax_weights
 from avow.parameters import as_float, declared
@@ -179,7 +178,7 @@ class Profile:
             return Setting(method="exact")
         confidence = None if offer.kind == "deterministic" else CONFIDENCE
         # Parameters that a method chooses for the tolerance are left out.
-        parameters = {} if offer.method == "sparse" else offer.parameters
+        parameters = {} if method_named(offer.method).selects_tokens else offer.parameters
         return Setting(self.tol, offer.method, confidence, parameters)
 
 
@@ -242,8 +241,8 @@ def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates)
         if parameters := kind.tune({}, problem.sizes, tol, 1.0):
             settings.append(kind(**parameters))  # the setting that it would aim at the tolerance
         for method in settings:
-            if isinstance(method, Sparse) and _goes_on(problem):
-                by_method.append(list(_sparse_offers(method, rows, needed)))
+            if method.selects_tokens and _goes_on(problem):
+                by_method.append(list(_selection_offers(method, rows, needed)))
             else:
                 by_method.append(list(_whole_text_offers(method, problem, rows, known, tol)))
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
@@ -351,11 +350,12 @@ def _goes_on(p: Problem) -> bool:
     return p.allowed is not None and p.allowed.shape[-2] > 1 and not bool(p.allowed[..., 0, -1].any())
 
 
-def _sparse_offers(method: Sparse, rows: Problem, needed: list[float]) -> Iterator[Offer]:
+def _selection_offers(method: Method, rows: Problem, needed: list[float]) -> Iterator[Offer]:
+    """Offers of a method that selects tokens; its cost is what it reads."""
     computed = method.compute(rows)
     certificate, trace = certify(method, rows, computed, 1.0), computed.trace
     seen, shared = _visible(rows).sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
-    sketch = sketched(rows.k, method.bits)
+    sketch = sketched(rows.k, method.parameters["bits"])
     sketch_share = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
     for head, most in enumerate(seen.clamp(min=1)):
         read, union = (float(x.sum() / most) for x in (trace.read[0, head], trace.distinct[0, head // shared]))

@@ -27,14 +27,10 @@ except ImportError as error:
     raise MissingPackage(name, "missing", "is needed to judge claims", "pip install 'avow[rigor]'") from error
 
 import avow.theory.claims.catalogue  # noqa: F401  # loaded later, the package would take the place of its namesake below
-from avow.theory.claims import toolbox as toolbox
-from avow.theory.claims.claim import Claim as Claim
-from avow.theory.claims.claim import Evidence as Evidence
-from avow.theory.claims.claim import Finding as Finding
-from avow.theory.claims.claim import Unproved as Unproved
-from avow.theory.claims.claim import Verdict as Verdict
-from avow.theory.claims.claim import claim as claim
-from avow.theory.claims.claim import verdict_of as verdict_of
-from avow.theory.claims.ledger import catalogue as catalogue
-from avow.theory.claims.ledger import claims_in as claims_in
-from avow.theory.claims.running import run as run
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Claim, Evidence, Finding, Unproved, Verdict, claim, verdict_of
+from avow.theory.claims.ledger import catalogue, claims_in
+from avow.theory.claims.running import run
+
+__all__ = ["Claim", "Evidence", "Finding", "Unproved", "Verdict", "catalogue", "claim", "claims_in", "run", "toolbox"]
+__all__ += ["verdict_of"]

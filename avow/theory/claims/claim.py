@@ -248,7 +248,7 @@ def citations(root: Path = Path(avow.__file__).parent) -> dict[str, tuple[str, .
         for cited in re.findall(r"\[claims? ([\w,\s-]+)\]", path.read_text(encoding="utf-8")):
             for id in re.split(r",\s+", cited):
                 modules.setdefault(id, set()).add(path.relative_to(root).with_suffix("").as_posix())
-    return {id: tuple(sorted(found)) for id, found in modules.items()}
+    return {id: tuple(sorted(paths)) for id, paths in modules.items()}
 
 
 def version_of(package: str) -> str:
@@ -287,7 +287,7 @@ def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
     def copy_gap(subject): yield toolbox.identity(…)
     """
 
-    def made(check: Check) -> Claim:
+    def as_claim(check: Check) -> Claim:
         name = getattr(check, "__name__", "")
         before = getattr(check, "__globals__", {}).get(name)
         if isinstance(before, Claim) and before.id != id:
@@ -295,4 +295,9 @@ def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
             raise ParameterError(f"claim {id}: name of its function", repr(name), rule, "give each function its own")
         return Claim(id, check=check, **words)
 
-    return made
+    return as_claim
+
+
+def claims_on(topic: str) -> Callable[..., Callable[[Check], Claim]]:
+    """`claim` for a file whose claims have one topic."""
+    return functools.partial(claim, topic=topic)

@@ -73,12 +73,13 @@ def _findings(
                 task = functools.partial(_finding, one=due, limit=limit, sabotage=sabotage and due.id in requested)
                 running.add(pool.submit(task))
                 continue
-            if due is None and not running:
-                return
-            findings = [due] if due else []
-            if due is None:
+            if isinstance(due, Finding):
+                findings = [due]
+            elif running:
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
                 findings = [future.result() for future in done]
+            else:
+                return
             for finding in findings:
                 agenda.done(finding)
                 if finding.claim.id in requested:

@@ -8,6 +8,7 @@
 `kept`                  a construction's own proof
 `counterexample`        a violation, evaluated again rigorously
 `search`                the weakest: support, never proof
+`symbols`               the letters of a proof, with what is known of them
 `rounded`               the float that a real number rounds to, decided by balls
 """
 
@@ -28,6 +29,12 @@ from avow.theory.claims.claim import Evidence, Formula, Unproved
 from avow.theory.constructions.construction import Construction
 
 Box = Sequence[tuple[float | Fraction, float | Fraction]]
+
+
+def symbols(**names: str) -> list[Any]:
+    """Symbols by what is known of them: symbols(real="x y", positive="p", integer_nonnegative="n")."""
+    known = {kind: dict.fromkeys(kind.split("_"), True) for kind in names}
+    return [sympy.Symbol(name, **known[kind]) for kind, words in names.items() for name in words.split()]
 
 
 def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
@@ -256,11 +263,14 @@ def _exact(expression: Any) -> Any:
     return expression
 
 
-def _truth(found: Any) -> bool:
+def _truth(answer: Any) -> bool:
     """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
-    if isinstance(found, bool | sympy.logic.boolalg.BooleanAtom) or getattr(found, "dtype", None) in (bool, torch.bool):
-        return bool(found)
-    raise TypeError(f"{found!r} is not a truth value")
+    if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom) or getattr(answer, "dtype", None) in (
+        bool,
+        torch.bool,
+    ):
+        return bool(answer)
+    raise TypeError(f"{answer!r} is not a truth value")
 
 
 def _shown(facts: dict[str, Any]) -> str:

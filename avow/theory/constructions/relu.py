@@ -189,7 +189,7 @@ class ReluLinear(ReluNetwork):
         for low, high, slope, height in pieces(as_fractions(self.layers), self.low, self.high):
             tilt, lift = slope - self.slope, height - self.intercept
             # Lines that are not parallel part without end.
-            ends = [math.inf if math.isinf(x) else abs(tilt * Fraction(x) + lift) for x in (low, high)]
+            ends = [math.inf if abs(x) == math.inf else abs(tilt * Fraction(x) + lift) for x in (low, high)]
             errors += ends if tilt else [abs(lift)]
         steps = (
             "σ(z) − σ(−z) = z, so the units m·x + b and −m·x − b, subtracted, are the line [claim relu-linear-a]",

@@ -21,10 +21,11 @@ from avow.core.chart import Chart, Function
 from avow.methods import all_methods
 from avow.numerics.intervals import most
 from avow.theory.claims import counting
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, identity, rational
 
+claim = claims_on("costs")
 n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
 Program = Formula
 FIXED = "the program is a fixed list of matrix products whose sides are lengths, so its count is a polynomial"
@@ -66,11 +67,6 @@ def added(head: Program, x: Tensor, *weights: Tensor) -> Tensor:
     return answer
 
 
-def without_softmax(x: Tensor, *weights: Tensor) -> Tensor:
-    queries, keys, values = (x @ weight for weight in weights)
-    return queries @ (keys.T @ values)
-
-
 class Heads(NamedTuple):
     """One head, and how several follow each other."""
 
@@ -92,7 +88,6 @@ def _heads_picture() -> Chart:
 
 @claim(
     "cost-exact",
-    topic="costs",
     expected="corrected",
     statement=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd + d^2);\quad "
     r"h \text{ heads in sequence multiply the time only}",
@@ -112,7 +107,7 @@ def _heads_picture() -> Chart:
     ),
     subject=Heads(one_head, kept),
     sabotage={
-        "a head without its softmax": Heads(without_softmax, kept),
+        "a head without its softmax": Heads(lambda x, q, k, v: (x @ q) @ ((x @ k).T @ (x @ v)), kept),
         "answers added up, not kept": Heads(one_head, added),
     },
     picture=_heads_picture,
@@ -205,10 +200,6 @@ def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, hoard: list[Tensor] | None
     return out
 
 
-def hoarding(q: Tensor, k: Tensor, v: Tensor, tile: int) -> Tensor:
-    return tiled(q, k, v, tile, [])
-
-
 def _bottleneck_picture() -> Chart:
     costs: dict[str, Function] = {
         "the softmax matrix": lambda length: 4 * length**2,
@@ -224,7 +215,6 @@ def _fused_bytes(length: int, width: int) -> int:
 
 @claim(
     "cost-bottleneck",
-    topic="costs",
     expected="corrected",
     statement=r"n \to \infty:\ \text{the } n \times n \text{ softmax matrix dominates time and space}",
     plain="For long sequences the softmax matrix of n² weights is the bottleneck, in time and in space.",
@@ -235,8 +225,8 @@ def _fused_bytes(length: int, width: int) -> int:
     assumptions=("real arithmetic for the answer, exact counts for the rest", "the tile b divides n", PRODUCTS, FIXED),
     subject=Tiling(tiled, merged),
     sabotage={
-        "tiles that are kept": Tiling(hoarding, merged),
-        "sums merged without the maxima": Tiling(tiled, lambda first, second, top, other, most: first + second),
+        "tiles that are kept": Tiling(lambda q, k, v, tile: tiled(q, k, v, tile, []), merged),
+        "sums merged without the maxima": Tiling(tiled, lambda first, second, *maxima: first + second),
     },
     picture=_bottleneck_picture,
 )

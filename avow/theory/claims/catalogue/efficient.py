@@ -20,23 +20,20 @@ import avow
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
 from avow.theory.constructions.formulas import compiled
 
+claim = claims_on("efficient")
 n, d, m = sympy.symbols("n d m", integer=True, positive=True)
 i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
 q_f, k_f = IndexedBase("q", real=True), IndexedBase("k", real=True)
 
 
-def over(index: Symbol, count: Symbol) -> tuple[Symbol, int, Symbol]:
-    return index, 1, count
-
-
 def dot(a: IndexedBase, b: IndexedBase) -> Sum:
     """The inner product of two vectors in d dimensions."""
-    return Sum(a[f] * b[f], over(f, d))
+    return Sum(a[f] * b[f], (f, 1, d))
 
 
 def _rbf_picture() -> Chart:
@@ -54,7 +51,6 @@ def _rbf_picture() -> Chart:
 
 @claim(
     "rbf-equals-dot",
-    topic="efficient",
     expected="proved",
     statement=r"\|k_i\| = 1,\ \sigma = 1:\quad \frac{e^{-\|q-k_i\|^2/2}}{\sum_j e^{-\|q-k_j\|^2/2}} ="
     r"\frac{e^{q \cdot k_i}}{\sum_j e^{q \cdot k_j}}",
@@ -70,12 +66,12 @@ def _rbf_picture() -> Chart:
 )
 def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
     sigma = Symbol("sigma", positive=True)
-    distance = Sum((q_f[f] - k_f[f]) ** 2, over(f, d))
+    distance = Sum((q_f[f] - k_f[f]) ** 2, (f, 1, d))
     general = logit(dot(q_f, k_f), dot(k_f, k_f), sigma)
     own = dot(q_f, q_f) / (2 * sigma)
     yield identity(-distance / (2 * sigma), general - own, "−‖q−k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes")
     x, shift = IndexedBase("x", real=True), Symbol("s", real=True)
-    shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), over(j, n)) for by in (shift, 0))
+    shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), (j, 1, n)) for by in (shift, 0))
     yield identity(shifted, plain, "what all keys share cancels between a weight and its normaliser")
     inner, one = Symbol("a", real=True), sympy.Integer(1)
     moved = sympy.diff(logit(inner, one, one) - inner, inner)
@@ -90,7 +86,7 @@ Q, K, V = (IndexedBase(name, real=True) for name in "QKV")
 
 def kernel(row: Symbol, column: Symbol) -> Any:
     """A's entry: e to the inner product of a query and a key."""
-    return exp(Sum(Q[row, f] * K[column, f], over(f, d)))
+    return exp(Sum(Q[row, f] * K[column, f], (f, 1, d)))
 
 
 def _two_readings() -> tuple[list[Any], list[Any]]:
@@ -110,24 +106,23 @@ def _kernel_picture() -> Table:
 
 @claim(
     "kernel-form",
-    topic="efficient",
     expected="proved",
     statement=r"\mathrm{softmax}(QK^\top)V = D^{-1}AV,\quad A_{ij} = e^{q_i \cdot k_j},"
     r"\ D = \mathrm{diag}(A\mathbf{1})",
     plain="Softmax attention is a positive n × n matrix A times the values, each row divided by its sum.",
     assumptions=("real arithmetic", "A is n × n; written as n × d with products entry by entry it is another thing"),
-    subject=Sum(kernel(i, j) * V[j, c], over(j, n)) / Sum(kernel(i, j), over(j, n)),
+    subject=Sum(kernel(i, j) * V[j, c], (j, 1, n)) / Sum(kernel(i, j), (j, 1, n)),
     sabotage={
-        "divided by the sums of columns": Sum(kernel(i, j) * V[j, c], over(j, n)) / Sum(kernel(j, i), over(j, n)),
-        "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), over(f, d)),
+        "divided by the sums of columns": Sum(kernel(i, j) * V[j, c], (j, 1, n)) / Sum(kernel(j, i), (j, 1, n)),
+        "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), (f, 1, d)),
     },
     picture=_kernel_picture,
 )
 def kernel_form(form: Any) -> Iterator[Evidence]:
-    weight = kernel(i, j) / Sum(kernel(i, j), over(j, n))
-    attention = Sum(weight * V[j, c], over(j, n))
+    weight = kernel(i, j) / Sum(kernel(i, j), (j, 1, n))
+    attention = Sum(weight * V[j, c], (j, 1, n))
     yield identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
-    yield positive(Sum(kernel(i, j), over(j, n)), "no row sum is zero")
+    yield positive(Sum(kernel(i, j), (j, 1, n)), "no row sum is zero")
     right, by_entry = _two_readings()
     says = (
         "the derivation that writes A = exp(Q∘K), n × d, with products entry by entry is refuted by q = (0, 1),"
@@ -145,28 +140,27 @@ def _separable_rows_picture() -> Table:
 
 @claim(
     "separable-rows",
-    topic="efficient",
     expected="proved",
     statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top:\quad M_{ij} > 0,"
     r"\ \textstyle\sum_j M_{ij} = 1",
     plain="The rows of separable attention's weights are distributions over the keys.",
     assumptions=("real arithmetic", "n keys, d features, any of each", "every row sees all keys"),
-    subject=lambda e: e[j, f] / Sum(e[j, f], over(j, n)),
+    subject=lambda e: e[j, f] / Sum(e[j, f], (j, 1, n)),
     sabotage={
-        "keys, too, normalised over their features": lambda e: e[j, f] / Sum(e[j, f], over(f, d)),
+        "keys, too, normalised over their features": lambda e: e[j, f] / Sum(e[j, f], (f, 1, d)),
         "keys not normalised": lambda e: e[j, f],
     },
     picture=_separable_rows_picture,
 )
 def separable_rows(column: Formula) -> Iterator[Evidence]:
     a, e = IndexedBase("a", positive=True), IndexedBase("e", positive=True)
-    rho = a[f] / Sum(a[f], over(f, d))
+    rho = a[f] / Sum(a[f], (f, 1, d))
     kappa = column(e)
-    yield positive(Sum(rho * kappa, over(f, d)), "every weight is a sum of products of positive numbers")
-    rows_first, keys_first = Sum(rho * kappa, over(f, d), over(j, n)), Sum(rho * kappa, over(j, n), over(f, d))
+    yield positive(Sum(rho * kappa, (f, 1, d)), "every weight is a sum of products of positive numbers")
+    rows_first, keys_first = Sum(rho * kappa, (f, 1, d), (j, 1, n)), Sum(rho * kappa, (j, 1, n), (f, 1, d))
     yield identity(rows_first.reorder((f, j)), keys_first, "a row's weights may be summed over the keys first")
-    yield identity(Sum(rho * kappa, over(j, n)), rho, "over the keys, each feature's column sums to one")
-    yield identity(Sum(rho, over(f, d)), 1, "over the features, so does the row of the query")
+    yield identity(Sum(rho * kappa, (j, 1, n)), rho, "over the keys, each feature's column sums to one")
+    yield identity(Sum(rho, (f, 1, d)), 1, "over the features, so does the row of the query")
 
 
 def _circle(keys: int, stretch: float) -> list[list[arb]]:
@@ -194,7 +188,6 @@ def _weaker_picture() -> Chart:
 
 @claim(
     "separable-weaker",
-    topic="efficient",
     expected="proved",
     statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top \in \mathbb{R}^{n \times n},\ n > d \ge 2"
     r":\quad \|I - M\|_F^2 \ge n - d,\quad \text{while } \inf_{Q,K} \|I - \mathrm{softmax}(QK^\top)\|_F = 0",
@@ -226,12 +219,11 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     yield identity(bound(size, d), energy, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
     gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
     behind = (n - 1) * exp(-stretch * gap)
-    yield identity(
-        sympy.limit(2 * n * behind**2, stretch, oo),
-        0,
+    says = (
         "n keys on a circle, queries t times as long: every other key is at least t(1 − cos(2π/n)) behind, so a row's"
-        " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes",
+        " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes"
     )
+    yield identity(sympy.limit(2 * n * behind**2, stretch, oo), 0, says)
     says = "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6"
     facts = {"keys": 8, "dim": 2, "softmax_misses_at_most": "1e-20", "separable_misses_at_least": 6}
     yield enclosed(lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20), says, False, **facts)
@@ -323,7 +315,6 @@ def _unbiased_picture() -> Table:
 
 @claim(
     "features-unbiased",
-    topic="efficient",
     expected="corrected",
     statement=r"f(x) = \frac1m e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}),\ w \sim N(0, I):\quad "
     r"E f(q) \cdot f(k) = e^{q \cdot k}",
@@ -347,13 +338,13 @@ def features_unbiased(factor: Versions) -> Iterator[Evidence]:
     w, z = sympy.symbols("w z", real=True)
     yield identity(gauss(w * z, w), exp(z**2 / 2), "E e^{wz} = e^{z²/2} for w ~ N(0, 1)", True)
     squares = dot(q_f, q_f) + dot(k_f, k_f)
-    sum_square = Sum((q_f[f] + k_f[f]) ** 2, over(f, d))
+    sum_square = Sum((q_f[f] + k_f[f]) ** 2, (f, 1, d))
     says = (
         "coordinates of w are independent, so E e^{w·(q+k)} = e^{‖q+k‖²/2}, and ‖q+k‖² − ‖q‖² − ‖k‖² = 2q·k, in any"
         " dimension"
     )
     yield identity(sum_square / 2 - squares / 2, dot(q_f, k_f), says, True)
-    total = Sum(factor.amended(m) ** 2, over(f, m)).doit()
+    total = Sum(factor.amended(m) ** 2, (f, 1, m)).doit()
     yield identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
     scale, a, b = sympy.symbols("s a b", positive=True)
     yield identity(scale * a / (scale * b), a / b, "after normalisation any factor cancels", True)
@@ -379,7 +370,6 @@ def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
 
 @claim(
     "features-variance",
-    topic="efficient",
     expected="corrected",
     statement=r"\text{more random features always mean a useful approximation of } e^{q \cdot k}",
     plain="With enough random features the approximation is always useful.",
@@ -416,15 +406,13 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     yield counterexample(bool(chance < arb("0.07")), says, "balls: the normal distribution's own law", **facts)
     coordinate = q_f[f] + k_f[f]
     says = "relative to e^{q·k} one feature is e^{w·z − ‖z‖²/2} with z = q + k, in any dimension"
-    yield identity(
-        Sum(coordinate**2, over(f, d)) / 2, dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2, says, True
-    )
+    yield identity(Sum(coordinate**2, (f, 1, d)) / 2, dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2, says, True)
     once, twice = (gauss(times * (w * z - z**2 / 2), w) for times in (1, 2))
     yield identity(once, 1, "its mean is one", True)
     yield identity(twice, exp(z**2), "its mean square is e^{z²} in each coordinate, so e^{‖z‖²} in all", True)
     square, error = sympy.symbols("r epsilon", positive=True)
     single = twice.subs(z, sqrt(square)) - once**2
-    spread = sympy.simplify(Sum(single / m**2, over(f, m)).doit())
+    spread = sympy.simplify(Sum(single / m**2, (f, 1, m)).doit())
     yield identity(variance(square, m), spread, "the mean of m independent features has 1/m of its variance", True)
     enough = single / error**2
     yield identity(variance(square, enough), error**2, "so m = (e^{‖q+k‖²} − 1)/ε² gives ε", True)

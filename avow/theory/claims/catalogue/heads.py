@@ -18,15 +18,16 @@ from flint import arb, arb_mat
 from sympy import Matrix, Rational, Symbol, exp, log
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most
+from avow.numerics.intervals import ball, most, normal_cdf
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function
-from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational
+from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
+
+claim = claims_on("heads")
 
 
 def _discrete_picture() -> Chart:
@@ -40,7 +41,6 @@ def _discrete_picture() -> Chart:
 
 @claim(
     "heads-discrete",
-    topic="heads",
     expected="corrected",
     statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\}:\ q_1 = \ln(n/\varepsilon)u,\ q_2 = \ln(n/\varepsilon)k_2"
     r"\text{ give } \alpha^{(1)}_1, \alpha^{(2)}_2 \ge \frac{1}{1+\varepsilon}",
@@ -85,7 +85,7 @@ def heads_discrete(strength: Formula) -> Iterator[Evidence]:
 
 
 def _grows(amended: bool) -> Evidence:
-    score, more = Symbol("e", positive=True), Symbol("h", positive=True)
+    score, more = symbols(positive="e h")
     grown = (score + more) / (score + more + m) - score / (score + m)
     return nonnegative(grown, "α = e/(e + n − 1) grows with e = e^s, the others scoring 0", amended)
 
@@ -108,7 +108,6 @@ def _gauss_picture() -> Chart:
 
 @claim(
     "heads-gauss",
-    topic="heads",
     expected="corrected",
     statement=r"k_a = X\mu_a,\ X\sim N(1,\tfrac12):\ q_1=\beta\mu_a,\ q_2=\beta\mu_b \text{ give } \tfrac12(v_a+v_b)"
     r"\text{ for large } \beta",
@@ -128,28 +127,27 @@ def _gauss_picture() -> Chart:
     needs=("copy-gap",),
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
-    never = intervals.normal_cdf(-arb(2).sqrt())
-    shrunk = Symbol("h", nonnegative=True)
+    never = normal_cdf(-arb(2).sqrt())
+    shrunk, beta = symbols(nonnegative="h", positive="beta")
     weight = (1 / (1 + shrunk)) / (1 / (1 + shrunk) + m)
     yield nonnegative(1 / n - weight, "X ≤ 0, e^(βX) = 1/(1+h): head 1 gives v_a a weight of at most 1/n, at any β")
     says = "X ≤ 0 happens with probability Φ(−√2)"
     yield counterexample(bool(never > 0.0786), says, "exact law in balls", probability=never.str(20))
 
-    beta = Symbol("beta", positive=True)
     least = rule.least(n, eps, beta, log)
     yield identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
     yield _grows(amended=True)
     later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
     yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
-    sigma = intervals.ball(Fraction(rule.variance)).sqrt()
+    sigma = ball(Fraction(rule.variance)).sqrt()
     for count, strength, low in ((1000, 20, 0.7258), (1000, 50, 0.8618), (1000, 1000, 0.9189), (10**6, 50, 0.8141)):
         threshold = rule.least(arb(count), arb(1) / 100, arb(strength), lambda x: x.log())
-        chance = intervals.normal_cdf((1 - threshold) / sigma)
+        chance = normal_cdf((1 - threshold) / sigma)
         says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
         yield law(chance, low, low + 1e-4, says, True, n=count, beta=strength, eps=0.01)
     yield nonnegative(least.subs(eps, below_one), "the threshold is above 0 at every β", True)
     yield identity(sympy.limit(least, beta, sympy.oo), 0, "and → 0 as β → ∞", True)
-    limit = intervals.normal_cdf(1 / sigma)
+    limit = normal_cdf(1 / sigma)
     yield law(limit, 0.921350396474, 0.921350396475, "so P(X ≥ threshold) rises to 1 − Φ(−√2), never past it", True)
     says = (
         "a way out: q_1 = −ln((n−1)/ε)·Σ_{j≠a} μ_j scores 0 on k_a whatever X is, and copies always, √(n−1)"
@@ -193,7 +191,6 @@ def _identical_picture() -> Table:
 
 @claim(
     "heads-identical",
-    topic="heads",
     expected="refuted",
     statement=r"q_1 = q_2 = \beta(\mu_a+\mu_b):\quad \operatorname{Var}\bigl[\tfrac12(c^{(1)}+c^{(2)})\bigr] <"
     r"\operatorname{Var}\bigl[c^{(1)}\bigr]",
@@ -206,14 +203,12 @@ def _identical_picture() -> Table:
 def heads_identical(heads: Heads) -> Iterator[Evidence]:
     one, both = swing(heads[:1]), swing(heads)
     says = "k_1 = c·u, c = ½ or 3/2 with equal chances, 100 keys, ε = 0.01: the weight on v_1 has the same variance"
-    yield counterexample(
-        both >= one, says, "exact rationals", **{"one head": str(one), "two heads": str(both), "about": float(both)}
-    )
+    facts = {"one head": str(one), "two heads": str(both), "about": float(both)}
+    yield counterexample(both >= one, says, "exact rationals", **facts)
     apart = swing([(1, 0), (0, 1)])
     yield rational(apart < both, "a query for each value does swing less", separate=apart)
-    output = Symbol("c", real=True)
+    output, rho, sigma = symbols(real="c rho", positive="sigma")
     yield identity((output + output) / 2, output, "equal queries over equal keys are one function: their mean is it")
-    sigma, rho = Symbol("sigma", positive=True), Symbol("rho", real=True)
     variance = (sigma**2 + sigma**2 + 2 * rho * sigma**2) / 4
     yield identity(variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2")
     yield identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
@@ -251,7 +246,6 @@ def _project_picture() -> Table:
 
 @claim(
     "project-out",
-    topic="heads",
     expected="corrected",
     statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
     r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",
@@ -320,15 +314,15 @@ def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
 
 
 def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
-    beta, sigma = times * ((n - 1) / eps).log(), intervals.ball(Fraction(rule.variance)).sqrt()
+    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
     least = rule.least(n, eps, beta, lambda z: z.log())
     at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
     stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
-    return abs(at_least - 1 / (1 + eps)).max(abs(intervals.normal_cdf(stated) - intervals.normal_cdf(true)))
+    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
 
 
 def _swings_less(pair: Heads, n: int, root: int) -> arb:
-    return intervals.ball(swing(pair, n, root) - swing(pair[:1], n, root))
+    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
 
 
 def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:

@@ -19,13 +19,13 @@ from flint import arb
 from sympy import Matrix, Rational, Symbol, exp
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.numerics.intervals import dot, most, norm, softmax
+from avow.theory.claims.claim import Evidence, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered
-from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive
+from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
 from avow.theory.constructions.routers import route_by_weights as library_router
 
+claim = claims_on("heads")
 beta = Symbol("beta", positive=True)
 u_a, u_b, u_c, u_d = (Matrix([int(i == axis) for i in range(4)]) for axis in range(4))
 tokens = (u_d + u_b, u_a, u_c + u_b)
@@ -63,7 +63,6 @@ def _self_picture() -> Chart:
 
 @claim(
     "self-attend-copies-self",
-    topic="heads",
     expected="proved",
     statement=r"x_1=u_d+u_b,\ x_2=u_a,\ x_3=u_c+u_b,\ K=Q=V=I:\quad c_2\approx x_2, \text{ and no } x_2 + \gamma u_c +"
     r" \delta u_d \text{ has } c_2 \approx u_b",
@@ -91,7 +90,8 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
             says = f"x_2 = u_a + {name}: α_2{i + 1} is {sympy.sstr(share)} over e^(2β²) + e^(β²) + 1, E = e^(β²)"
             yield identity(changed[i], share / (e**2 + e + 1), says)
 
-    gamma, delta = Symbol("gamma", real=True), Symbol("delta", real=True)
+    gamma, delta, own_weight, above = symbols(real="gamma delta", positive="alpha h")
+    to_third, shrunk, low = symbols(nonnegative="s t h")
     moved = own + gamma * u_c + delta * u_d
     for name, token, square in (
         ("1", first, gamma**2 + (delta - Rational(1, 2)) ** 2),
@@ -100,14 +100,12 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         ahead = moved.dot(moved) - moved.dot(token) - Rational(3, 4)
         yield identity(ahead, square, f"x_2 = u_a + γu_c + δu_d scores over ¾β² more on itself than on x_{name}")
         yield nonnegative(square, "as squares are not negative, for every γ and δ")
-    own_weight, to_third = Symbol("alpha", positive=True), Symbol("s", nonnegative=True)
     away = mixture((1 - own_weight - to_third, own_weight, to_third), (first, moved, third)) - u_b
     says = "along u_a and u_b alone, ‖c_2 − u_b‖² ≥ 2β²α_22²"
     yield identity(away.dot(u_a) ** 2 + away.dot(u_b) ** 2, 2 * own_weight**2, says)
-    shrunk, low = Symbol("t", nonnegative=True), Symbol("h", nonnegative=True)
     says = "α_22 falls with the other two terms: it is ≥ 1/(1 + 2e^(−3β²/4))"
     yield nonnegative(1 / (1 + shrunk) - 1 / (1 + shrunk + low), says)
-    least, above = 1 / (1 + 2 * exp(-3 * beta**2 / 4)), Symbol("h", positive=True)
+    least = 1 / (1 + 2 * exp(-3 * beta**2 / 4))
     says = "e^(3β²/4) = 1 + h > 1, so α_22 > ⅓: c_2 stays √2·β/3 away from u_b at every β"
     yield positive(least.subs(exp(-3 * beta**2 / 4), 1 / (1 + above)) - Rational(1, 3), says)
     yield identity(sympy.limit(least, beta, sympy.oo), 1, "and α_22 → 1 as β grows: √2·β away")
@@ -118,8 +116,7 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         "least weight whatever is added": 1 / (1 + 2 * (arb(-27) / 4).exp()),
     }
     facts = {name: number.str(8 if name == "error" else 12) for name, number in numbers.items()}
-    says = "β = 3: the weight on itself, in numbers"
-    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), says, False, **facts)
+    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), "β = 3: the weight on itself, in numbers", False, **facts)
 
 
 class Weights(NamedTuple):
@@ -143,7 +140,6 @@ def _route_picture() -> Chart:
 
 @claim(
     "route-by-weights",
-    topic="heads",
     expected="proved",
     statement=r"V=\beta^{-2}(u_bu_b^\top-u_cu_c^\top),\ K=I,\ Q=\beta^{-2}(u_cu_d^\top+u_du_a^\top):\quad"
     r" c_1\approx u_b-u_c,\ c_2\approx u_b",
@@ -179,8 +175,7 @@ def route_by_weights(weights: Weights) -> Iterator[Evidence]:
         first, second = (arb(square).sqrt() * length * (1 / (arb(length**2).exp() + 2)) for square in (5, 2))
         below = partial(operator.lt, first, arb(5).sqrt() * length * arb(-(length**2)).exp())
         facts = {"c_1 is off by": first.str(8), "c_2 is off by": second.str(8), "of": (arb(2).sqrt() * length).str(8)}
-        says = f"β = {length}: the errors in numbers"
-        yield enclosed(below, says, False, beta=length, **facts)
+        yield enclosed(below, f"β = {length}: the errors in numbers", False, beta=length, **facts)
     yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
 
 
@@ -220,7 +215,6 @@ def _permutation_picture() -> Table:
 
 @claim(
     "permutation",
-    topic="heads",
     expected="proved",
     statement=r"f(PX) = P f(X) \text{ for every permutation } P",
     plain="Without positions a transformer layer is permutation equivariant: permuting its tokens permutes its"
@@ -278,12 +272,11 @@ def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
     yield identity(reduced(entered(P * X)), reduced(P * entered(X)), "what enters is permuted: PX")
     says = "scores S = XWXᵀ become PSPᵀ, W = W_Q·W_Kᵀ"
     yield identity(reduced(scores(P * X, Xt * Pt)), reduced(P * scores(X, Xt) * Pt), says)
-    yield identity(
-        reduced(P * A * Pt * one),
-        P * A * one,
+    says = (
         "A = exp(S) by entries becomes PAPᵀ, for (PSPᵀ)_ij = S_π(i)π(j); its row sums A1 become P·A1, so D⁻¹"
-        " becomes PD⁻¹Pᵀ",
+        " becomes PD⁻¹Pᵀ"
     )
+    yield identity(reduced(P * A * Pt * one), P * A * one, says)
     says = "attention D⁻¹AXV: P in front"
     yield identity(reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, says)
     says = "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X"
@@ -299,12 +292,12 @@ def _coordinates(x: Matrix) -> Vector:
 
 def _attended(beta: arb, query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
     """Attention in coordinates of the u's, of length β: an inner product is β² times the plain one."""
-    weights = intervals.softmax([beta * beta * intervals.dot(query, key) for key in keys])
-    return [intervals.dot(weights, column) for column in zip(*values, strict=True)]
+    weights = softmax([beta * beta * dot(query, key) for key in keys])
+    return [dot(weights, column) for column in zip(*values, strict=True)]
 
 
 def _distance(beta: arb, one: Vector, two: Vector) -> arb:
-    return beta * intervals.norm([a - b for a, b in zip(one, two, strict=True)])
+    return beta * norm([a - b for a, b in zip(one, two, strict=True)])
 
 
 def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
@@ -332,14 +325,14 @@ def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> li
     """Attention, then a feed-forward of tanh, each with its residual and a norm, on tokens of two numbers."""
 
     def normed(x: Vector) -> Vector:
-        length = (1 + intervals.dot(x, x)).sqrt()
+        length = (1 + dot(x, x)).sqrt()
         return [entry / length for entry in x]
 
     entered = [[x + i * layer.positions for x in token] for i, token in enumerate(tokens)]
     rows = []
     for i, own in enumerate(entered):
         seen = entered[: i + 1] if layer.causal else entered
-        query = [intervals.dot(own, weights[:2]), intervals.dot(own, weights[2:])]
+        query = [dot(own, weights[:2]), dot(own, weights[2:])]
         read = _attended(arb(1), query, seen, seen)
         mixed = normed([x + more for x, more in zip(own, read, strict=True)])
         rows.append(normed([x + (2 * x).tanh() for x in mixed]))

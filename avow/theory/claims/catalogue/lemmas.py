@@ -15,22 +15,19 @@ from flint import arb
 from sympy import Integer, Symbol, exp, log, sqrt, tanh
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.numerics.intervals import dot, most, softmax, total
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
-from avow.theory.claims.toolbox import identity, nonnegative, rising
+from avow.theory.claims.toolbox import identity, nonnegative, rising, symbols
 
+claim = claims_on("lemmas")
 # Masses and sums of exponentials; what two quantities fall short of a bound; the number of keys.
-head, tail, more = (Symbol(name, positive=True) for name in ("H", "T", "e"))
-short, shorter = (Symbol(name, nonnegative=True) for name in ("d", "d_2"))
-keys = Symbol("n", integer=True, positive=True)
+head, tail, more, short, shorter, keys = symbols(positive="H T e", nonnegative="d d_2", integer_positive="n")
 
 
 def cauchy_schwarz() -> Iterator[Evidence]:
     r""":math:`\langle a,b\rangle \le \|a\|\|b\|` in any dimension, from a square that is not negative."""
-    a, b = (Symbol(name, positive=True) for name in ("a", "b"))
-    inner = Symbol("c", real=True)
+    a, b, inner = symbols(positive="a b", real="c")
     square = b**2 * a**2 - 2 * a * b * inner + a**2 * b**2
     says = "Cauchy–Schwarz: 0 ≤ ‖ ‖b‖a − ‖a‖b ‖² = 2‖a‖‖b‖(‖a‖‖b‖ − ⟨a,b⟩), so ⟨a,b⟩ ≤ ‖a‖‖b‖"
     yield identity(square, 2 * a * b * (a * b - inner), says)
@@ -39,11 +36,11 @@ def cauchy_schwarz() -> Iterator[Evidence]:
 def triangle() -> Iterator[Evidence]:
     """A sum is no longer than its parts together, in any dimension; nor is a mean longer than the longest."""
     yield from cauchy_schwarz()
-    a, b = (Symbol(name, nonnegative=True) for name in ("a", "b"))
+    a, b, reach = symbols(nonnegative="a b M")
     inner = a * b - short
     says = "triangle: (‖a‖ + ‖b‖)² − ‖a + b‖² = 2(‖a‖‖b‖ − ⟨a,b⟩) ≥ 0"
     yield nonnegative((a + b) ** 2 - (a**2 + 2 * inner + b**2), says)
-    reach, share = Symbol("M", nonnegative=True), 1 / (1 + Symbol("x", positive=True))
+    share = 1 / (1 + Symbol("x", positive=True))
     says = "a mean of vectors of length ≤ M, with one more mixed in, has length ≤ (1−λ)M + λM = M"
     yield nonnegative(reach - ((1 - share) * (reach - short) + share * (reach - shorter)), says)
 
@@ -67,7 +64,6 @@ def _perturbation_picture() -> Chart:
 
 @claim(
     "softmax-perturbation",
-    topic="lemmas",
     expected="proved",
     statement=r"\|\mathrm{softmax}(a) - \mathrm{softmax}(b)\|_1 \le 2\tanh\!\left(\tfrac12\|a-b\|_\infty\right)",
     plain="When no logit moves by more than δ, the weights move by at most 2·tanh(δ/2) in sum of absolute values; no"
@@ -83,14 +79,13 @@ def _perturbation_picture() -> Chart:
     needs=("softmax-categorical",),
 )
 def softmax_perturbation(bound: Formula) -> Iterator[Evidence]:
-    gained, inside = Symbol("g", nonnegative=True), Symbol("P", positive=True)
+    gained, size, inside = symbols(nonnegative="g delta", positive="P")
     says = "A = the keys that gain, if any: what A gains the others lose, so ‖p − q‖₁ = 2(q(A) − p(A))"
     yield identity(gained - ((1 - (inside + gained)) - (1 - inside)), 2 * gained, says)
     # q_i = p_i e^{d_i}/Z: U and L are what A and the others have before the division.
     says = "q(A) = U/(U + L) grows with U = Σ_A p_i e^(d_i)"
     yield nonnegative((tail + short) / (tail + short + head) - tail / (tail + head), says)
     yield nonnegative(tail / (tail + head) - tail / (tail + head + short), "and falls with L = Σ_others p_i e^(d_i)")
-    size = Symbol("delta", nonnegative=True)
     says = "every d_i ≤ δ gives e^(d_i) ≤ e^δ, and every d_i ≥ −δ gives ≥ e^(−δ)"
     yield rising(exp(size) - exp(size - short), short, 0, says)
     says = "term by term: U ≤ P·e^δ and L ≥ (1−P)·e^(−δ)"
@@ -119,7 +114,6 @@ def _tail_picture() -> Chart:
 
 @claim(
     "tail-mass-output",
-    topic="lemmas",
     expected="proved",
     statement=r"o = (1-\tau)\,m_H + \tau\,m_T \;\Rightarrow\; \|o - m_H\| = \tau\|m_T - m_H\| \le 2\tau \max_j\|v_j\|",
     plain="Dropping keys of total weight τ and renormalising moves the output by exactly τ times the distance between"
@@ -131,15 +125,13 @@ def _tail_picture() -> Chart:
     needs=("softmax-categorical",),
 )
 def tail_mass_output(factor: Formula) -> Iterator[Evidence]:
-    kept, dropped = (Symbol(name, real=True) for name in ("m_H", "m_T"))
+    kept, dropped, share, reach = symbols(real="m_H m_T", positive="tau", nonnegative="M")
     tau = tail / (head + tail)
     says = "with exponentials summing to H and T: the output is (1−τ)m_H + τm_T, τ = T/(H+T), in every coordinate"
     yield identity((head * kept + tail * dropped) / (head + tail), (1 - tau) * kept + tau * dropped, says)
-    share = Symbol("tau", positive=True)
     says = "so it moves by τ(m_T − m_H)"
     yield identity((1 - share) * kept + share * dropped - kept, factor(share) * (dropped - kept), says)
     yield from triangle()
-    reach = Symbol("M", nonnegative=True)
     yield nonnegative(2 * reach - ((reach - short) + (reach - shorter)), "hence ‖m_T − m_H‖ ≤ ‖m_T‖ + ‖m_H‖ ≤ 2·max‖v‖")
 
 
@@ -154,7 +146,6 @@ def _dropped_picture() -> Chart:
 
 @claim(
     "dropped-mass",
-    topic="lemmas",
     expected="proved",
     statement=r"\sum_{\text{tail}} e^{s_j} \le U,\ \sum_{\text{head}} e^{s_i} \ge L \Rightarrow \tau \le \frac{U}{L+U};"
     r"\quad s_j \le u_j,\ s_i \ge \ell_i \text{ give } U = \textstyle\sum e^{u_j},\ L = \sum e^{\ell_i}",
@@ -186,7 +177,6 @@ def _ratio_picture() -> Table:
 
 @claim(
     "ratio-error",
-    topic="lemmas",
     expected="proved",
     statement=r"\Bigl\|\frac{\sum_j \tilde a_j v_j}{\tilde Z} - \frac{\sum_j a_j v_j}{Z}\Bigr\|\le \frac{2\sum_j|\tilde"
     r" a_j - a_j|}{\tilde Z}\,\max_j\|v_j\|,\quad Z = \textstyle\sum_j a_j,\ \tilde Z = \sum_j \tilde a_j > 0",
@@ -201,16 +191,14 @@ def _ratio_picture() -> Table:
     picture=_ratio_picture,
 )
 def ratio_error(bound: Formula) -> Iterator[Evidence]:
-    wrong, right, value = (Symbol(name, real=True) for name in ("a_t", "a", "v"))
-    total, normaliser = Symbol("Z", positive=True), Symbol("Z_t", positive=True)
-    sums = [Symbol(name, real=True) for name in ("S_t", "S")]
+    wrong, right, value, *sums = symbols(real="a_t a v S_t S")
+    total, normaliser, reach, miss = symbols(positive="Z Z_t", nonnegative="M E")
     mean = sums[1] / total
     says = "with S = Σ a_j v_j and o = S/Z: õ − o = ((S̃ − S) − (Z̃ − Z)o)/Z̃"
     yield identity(sums[0] / normaliser - mean, ((sums[0] - sums[1]) - (normaliser - total) * mean) / normaliser, says)
     says = "one key more adds (ã_j − a_j)(v_j − o): so õ − o = Σ(ã_j − a_j)(v_j − o)/Z̃"
     yield identity((wrong * value - right * value) - (wrong - right) * mean, (wrong - right) * (value - mean), says)
     yield from triangle()
-    reach, miss = Symbol("M", nonnegative=True), Symbol("E", nonnegative=True)
     far = (reach - short) + (reach - shorter)
     yield nonnegative(2 * reach - far, "‖v_j − o‖ ≤ ‖v_j‖ + ‖o‖ ≤ 2·max‖v‖, for o is a mean of the values")
     yield nonnegative(bound(miss, normaliser) * reach - miss * far / normaliser, "together: at most (2E/Z̃)·max‖v‖")
@@ -231,7 +219,6 @@ def _residual_picture() -> Chart:
 
 @claim(
     "residual-cauchy-schwarz",
-    topic="lemmas",
     expected="proved",
     statement=r"G \succeq 0,\ G(x,x) = 1,\ B\,G(Z,Z)\,B^T \preceq I,\ \varphi(x) = B\,G(Z,x) \;\Rightarrow\;"
     r"|G(x,y) - \varphi(x)\cdot\varphi(y)| \le \sqrt{(1-\|\varphi(x)\|^2)(1-\|\varphi(y)\|^2)}",
@@ -252,11 +239,9 @@ def _residual_picture() -> Chart:
 def residual_cauchy_schwarz(bound: Formula) -> Iterator[Evidence]:
     yield from cauchy_schwarz()
     # C = BΨ(Z)ᵀ maps ψ(x) to φ(x), and CCᵀ = B G(Z,Z) Bᵀ ≼ I.
-    length, kept = Symbol("N", positive=True), Symbol("a", positive=True)
+    length, kept, x, y, cross, mix = symbols(positive="N a r_x r_y", real="r_xy lambda")
     says = "a = ‖Cψ‖²: a² = ⟨ψ, CᵀCψ⟩² ≤ ‖ψ‖²⟨Cψ, CCᵀCψ⟩ ≤ ‖ψ‖²·a, so a ≤ ‖ψ‖²: the residual ⟨ψ, (I − CᵀC)ψ⟩ is ≥ 0"
     yield identity((length * kept - kept**2) / kept, length - kept, says)
-    x, y = (Symbol(name, positive=True) for name in ("r_x", "r_y"))
-    cross, mix = Symbol("r_xy", real=True), Symbol("lambda", real=True)
     form = x + 2 * mix * cross + mix**2 * y
     says = "at ψ(x) + λψ(y), λ = −r_xy/r_yy: r_xx·r_yy − r_xy² ≥ 0"
     yield identity(form.subs(mix, -cross / y) * y, x * y - cross**2, says)
@@ -286,7 +271,6 @@ def _merge_picture() -> Chart:
 
 @claim(
     "lse-merge",
-    topic="lemmas",
     expected="proved",
     statement=r"(\ell_1, o_1) \oplus (\ell_2, o_2) = \bigl(\ell,\ e^{\ell_1-\ell}o_1 + e^{\ell_2-\ell}o_2\bigr),\ "
     r"\ell = \ln(e^{\ell_1}+e^{\ell_2}): \text{ exact, commutative, associative}",
@@ -307,8 +291,7 @@ def _merge_picture() -> Chart:
 )
 def lse_merge(merge: Formula) -> Iterator[Evidence]:
     # A shard: exponentials that sum to z, and values weighted by them that sum to w.
-    z = [Symbol(f"z_{i}", positive=True) for i in (1, 2, 3)]
-    w = [Symbol(f"w_{i}", real=True) for i in (1, 2, 3)]
+    z, w = symbols(positive="z_1 z_2 z_3"), symbols(real="w_1 w_2 w_3")
     one, two, three = ((log(total), values / total) for total, values in zip(z, w, strict=True))
     both = merge(one, two)
     yield identity(both[0], log(z[0] + z[1]), "the merged logarithm is that of all exponentials together")
@@ -329,7 +312,6 @@ def _gamma_picture() -> Chart:
 
 @claim(
     "rounding-gamma",
-    topic="lemmas",
     expected="proved",
     statement=r"|\delta_i| \le u,\ nu < 1 \;\Rightarrow\; \Bigl|\prod_{i=1}^n (1+\delta_i)^{\pm1} - 1\Bigr|"
     r" \le \gamma_n = \frac{nu}{1-nu}",
@@ -357,13 +339,13 @@ def rounding_gamma(gamma: Formula) -> Iterator[Evidence]:
 
 def _perturbation(bound: Formula, *case: arb) -> arb:
     logits, moves = case[:3], case[3:]
-    moved = intervals.softmax([a + d for a, d in zip(logits, moves, strict=True)])
-    distance = total([abs(p - q) for p, q in zip(intervals.softmax(logits), moved, strict=True)])
+    moved = softmax([a + d for a, d in zip(logits, moves, strict=True)])
+    distance = total([abs(p - q) for p, q in zip(softmax(logits), moved, strict=True)])
     return distance - interval_function(bound, 1)(most([abs(d) for d in moves]))
 
 
 def _tail(factor: Formula, *case: arb) -> arb:
-    weights, values = intervals.softmax(case[:3]), case[3:]
+    weights, values = softmax(case[:3]), case[3:]
     tau = weights[2]
     head = (weights[0] * values[0] + weights[1] * values[1]) / (1 - tau)
     out = (1 - tau) * head + tau * values[2]
@@ -377,7 +359,7 @@ def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> a
 
 def _ratio(bound: Formula, *case: arb) -> arb:
     true, wrong, values = case[:3], case[3:6], case[6:]
-    means = [intervals.dot(weights, values) / total(weights) for weights in (true, wrong)]
+    means = [dot(weights, values) / total(weights) for weights in (true, wrong)]
     miss = total([abs(a - b) for a, b in zip(true, wrong, strict=True)])
     return abs(means[1] - means[0]) - bound(miss, total(wrong)) * most([abs(v) for v in values])
 

@@ -15,14 +15,15 @@ from torch import Tensor
 from avow.calibration import random_problem
 from avow.core import Problem, Sizes
 from avow.core.chart import Chart, Function, Table
-from avow.numerics import intervals
+from avow.numerics.intervals import dot, matrix, softmax
 from avow.theory.claims import counting
 from avow.theory.claims.catalogue import costs
 from avow.theory.claims.catalogue.costs import FIXED, GENEROUS, PRODUCTS, Program, between, library, over_lengths
-from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.claim import Evidence, claims_on
 from avow.theory.claims.random_search import Falsifier
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, nonnegative, rational, same_product
 
+claim = claims_on("costs")
 n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
 
 
@@ -60,7 +61,6 @@ def _low_rank_picture() -> Table:
 
 @claim(
     "low-rank-cost",
-    topic="costs",
     expected="proved",
     statement=r"P = \mathrm{softmax}(QK^\top) = U \Sigma W^\top,\ \Sigma \in \mathbb{R}^{k \times k}"
     r"\;\Rightarrow\; PV \text{ costs } O(nkd)",
@@ -113,11 +113,9 @@ def _full_rank() -> Iterator[Evidence]:
     )
     yield rational(all(determinant != 0 for determinant in determinants), says, determinants=determinants)
     problem = random_problem(Sizes(1, 1, 1, 12, 12, 2, 2, torch.float64))
-    q, keys = (intervals.matrix(x[0, 0]) for x in (problem.q, problem.k))
-    yield enclosed(
-        lambda: bool(arb_mat([intervals.softmax([intervals.dot(row, key) for key in keys]) for row in q]).det() != 0),
-        "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero",
-    )
+    q, keys = (matrix(x[0, 0]) for x in (problem.q, problem.k))
+    says = "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero"
+    yield enclosed(lambda: bool(arb_mat([softmax([dot(row, key) for key in keys]) for row in q]).det() != 0), says)
 
 
 def separable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -130,11 +128,6 @@ def _attention_inputs(length: int, width: int) -> Sequence[Tensor]:
     return counting.ones(*[(length, width)] * 3)
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, columns = torch.softmax(q, -1), torch.softmax(k, -2)
-    return (rows @ columns.T) @ v
-
-
 def _separable_picture() -> Chart:
     methods = {name: costs.operations(library(name)) for name in ("exact", "separable")}
     return over_lengths(methods, "Operations of one head of width 64")
@@ -142,14 +135,15 @@ def _separable_picture() -> Chart:
 
 @claim(
     "separable-cost",
-    topic="costs",
     expected="proved",
     statement=r"\mathrm{softmax}_{row}(Q)\,\big(\mathrm{softmax}_{col}(K)^\top V\big)\ \text{costs time } \Theta(nd^2)"
     r"\text{ and space } \Theta(nd + d^2)",
     plain="Separable attention takes time in the order of nd² and extra space in the order of nd + d².",
     assumptions=("values as wide as queries and keys, d", "no mask that differs by row", PRODUCTS, FIXED),
     subject=separable,
-    sabotage={"the n × n matrix written out": written_out},
+    sabotage={
+        "the n × n matrix written out": lambda q, k, v: (torch.softmax(q, -1) @ torch.softmax(k, -2).T) @ v,
+    },
     picture=_separable_picture,
 )
 def separable_cost(program: Program) -> Iterator[Evidence]:
@@ -196,7 +190,6 @@ def _features_picture() -> Chart:
 
 @claim(
     "features-cost",
-    topic="costs",
     expected="proved",
     statement=r"e^{q \cdot k} \approx f(q) \cdot f(k),\ f: \mathbb{R}^d \to \mathbb{R}^m \;\Rightarrow\;"
     r"\text{time } \Theta(nmd),\ \text{space } \Theta(nm + md + nd)",
@@ -257,7 +250,6 @@ def _perceiver_picture() -> Chart:
 
 @claim(
     "perceiver-cost",
-    topic="costs",
     expected="corrected",
     statement=r"\text{cross-attention } O(dm),\ \text{a latent block } O(m^2),\ \text{in all } O(dm + Lm^2)",
     plain="A Perceiver with m latents of width d costs in the order of dm to read its inputs, m² for each of L blocks.",

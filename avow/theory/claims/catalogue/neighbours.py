@@ -16,12 +16,12 @@ import torch
 from flint import arb
 
 from avow.core.chart import Table
-from avow.numerics import intervals
-from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, claim
+from avow.numerics.intervals import ball, decided, lower, most, precision, softmax, upper
+from avow.theory.claims.claim import Evidence, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import counterexample
 
+claim = claims_on("neighbours")
 Ends = tuple[Fraction, Fraction]
 
 # Floats whose exponential mpmath 1.3.0 does not enclose at its default precision; found by trying many.
@@ -38,9 +38,9 @@ def _exp_by_mpmath(x: float) -> Ends:
 
 def _exp_by_balls(x: float) -> Ends:
     """The ends of a ball for e^x, as floats outside it."""
-    with intervals.precision(53):
+    with precision(53):
         truth = arb(x).exp()
-        return Fraction(intervals.lower(truth)), Fraction(intervals.upper(truth))
+        return Fraction(lower(truth)), Fraction(upper(truth))
 
 
 def _exp_picture() -> Table:
@@ -50,7 +50,6 @@ def _exp_picture() -> Table:
 
 @claim(
     "mpmath-iv-exp",
-    topic="neighbours",
     expected="refuted",
     statement=r"e^x \in \texttt{mpmath.iv.exp}(x)",
     plain="The interval exponential of mpmath 1.3.0 encloses the exponential.",
@@ -63,7 +62,7 @@ def _exp_picture() -> Table:
 def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
     point = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
     low, high = enclosure(point)
-    with intervals.precision(128):
+    with precision(128):
         truth = arb(point).exp().str(30, radius=False)
     says = f"e^{point} lies outside the interval given for it"
     facts = {"x": repr(point), "low": str(low), "high": str(high), "truth": truth, "version": "mpmath 1.3.0"}
@@ -77,12 +76,12 @@ def _outside(truth: Callable[[], arb], low: Fraction, high: Fraction) -> bool:
 
     def answer() -> bool | None:
         x = truth()
-        ends = [intervals.ball(end) for end in (low, high)]
+        ends = [ball(end) for end in (low, high)]
         if x < ends[0] or x > ends[1]:
             return True
         return False if ends[0] <= x <= ends[1] else None
 
-    return intervals.decided(answer, most=4096) is True
+    return decided(answer, most=4096) is True
 
 
 # The box of two logits, and a corner of it: the first logit as low as it goes, the second as high.
@@ -117,7 +116,6 @@ def _softmax_picture() -> Table:
 
 @claim(
     "auto-lirpa-softmax",
-    topic="neighbours",
     expected="refuted",
     statement=r"x \in [\ell, u] \;\Rightarrow\; \mathrm{softmax}(x)_i \le \overline{\mathrm{softmax}}_i(\ell, u)"
     r" \text{ as auto\_LiRPA computes it}",
@@ -130,7 +128,7 @@ def _softmax_picture() -> Table:
 )
 def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
     _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
-    weight = intervals.softmax([arb(x) for x in _CORNER])[1]
+    weight = softmax([arb(x) for x in _CORNER])[1]
     says = "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator"
     facts = {"bound": float(most[1]), "weight": weight.str(15, radius=False), "version": "auto_LiRPA 0.3"}
     yield counterexample(bool(weight > arb(float(most[1]))), says, "balls of python-flint", **facts)
@@ -140,7 +138,7 @@ def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
     """x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself."""
     # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
     x = math.log(1 + 10.0 ** -float(exponent))
-    low, high = map(intervals.ball, enclosure(x))
+    low, high = map(ball, enclosure(x))
     return (low - arb(x).exp()).max(arb(x).exp() - high)
 
 
@@ -150,7 +148,7 @@ def _softmax(bounds: Bounds, *case: arb) -> arb:
     least, top = (x.tolist() for x in bounds(*box.T))
     missed = []
     for corner in ([box[0, 0], box[1, 1]], [box[0, 1], box[1, 0]]):
-        weights = intervals.softmax([intervals.ball(x) for x in corner])
+        weights = softmax([ball(x) for x in corner])
         missed += [arb(bound) - weight for bound, weight in zip(least, weights, strict=True)]
         missed += [weight - arb(bound) for bound, weight in zip(top, weights, strict=True)]
     return most(missed)

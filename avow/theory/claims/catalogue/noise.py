@@ -17,14 +17,14 @@ from flint import arb
 from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.numerics.intervals import ball, dot, most, normal_cdf, softmax
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
-alpha, beta, delta = (Symbol(name, positive=True) for name in ("alpha", "beta", "delta"))
+claim = claims_on("queries")
+alpha, beta, delta = symbols(positive="alpha beta delta")
 # Coordinates in an orthonormal basis of the means' span: a score only sees the keys there.
 mean_a, mean_b, mean_j = (Matrix([int(i == axis) for i in range(3)]) for axis in range(3))
 query = beta * (mean_a + mean_b)
@@ -43,7 +43,6 @@ def _even_picture() -> Chart:
 
 @claim(
     "noise-isotropic",
-    topic="queries",
     expected="corrected",
     statement=r"k_i \sim N(\mu_i, \alpha I),\ \mu_i \text{ orthonormal},\ q = \beta(\mu_a+\mu_b):\quad"
     r"\alpha \to 0,\ \beta \to \infty \;\Rightarrow\; \alpha_a, \alpha_b \to \tfrac12",
@@ -88,18 +87,17 @@ def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     behind = (1 - erf(to_other / 2 / sqrt(2 * claimed))) / 2
     says = "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them"
     yield identity(sympy.limit(behind, alpha, 0, "+"), 0, says, True)
-    rival, others, x, y = (Symbol(name, nonnegative=True) for name in ("A", "B", "x", "y"))
-    yield nonnegative(
-        1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)),
-        "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too",
-        True,
+    rival, others, x, y = symbols(nonnegative="A B x y")
+    says = (
+        "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too"
     )
+    yield nonnegative(1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)), says, True)
     least = 1 / (1 + exp(delta) + others * exp(-beta / 2))
     says = "which → ½ as β → ∞, then δ → 0; and two weights of at least ½ − o(1) are at most ½ + o(1)"
     yield identity(sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0), Rational(1, 2), says, True)
     quiet, strong = arb(1) / 10**6, arb(30)
     sigma = variance(quiet, strong).sqrt()
-    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * intervals.normal_cdf(-strong / 2 / sigma)
+    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * normal_cdf(-strong / 2 / sigma)
     least = 1 / (1 + (arb(3) / 10).exp() + 998 * (-strong / 2).exp())
     says = "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`"
     yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
@@ -123,7 +121,6 @@ def _stretch_picture() -> Table:
 
 @claim(
     "noise-one-key-discrete",
-    topic="queries",
     expected="proved",
     statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\},\ q = \ln(n/\varepsilon)(u+k_2):\quad"
     r"\alpha_1/\alpha_2 = e^{(c-1)\ln(n/\varepsilon)} = (n/\varepsilon)^{\pm1/2}",
@@ -139,7 +136,7 @@ def _stretch_picture() -> Table:
 )
 def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     # n/ε = z², so both powers are visible; n − 2 others.
-    z, others = Symbol("z", positive=True), Symbol("j", integer=True, nonnegative=True)
+    z, free, others = symbols(positive="z varepsilon", integer_nonnegative="j")
     eps = (others + 2) / z**2
     first = [z ** (2 * c) for c in stretch]
     second = z**2
@@ -149,7 +146,6 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     yield nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
     to_first = first[1] / (first[1] + second + others)
     yield nonnegative(to_first - 1 / (1 + (1 + eps) / z), "c = 3/2: α_1 ≥ 1/(1 + (1 + ε)·(n/ε)^(−1/2))")
-    free = Symbol("varepsilon", positive=True)
     yield identity(sympy.limit(1 / (1 + (1 + free) / z), z, sympy.oo), 1, "so as n/ε → ∞ it is all v_1")
     says = "or v_2, to ε; with equal chances the mean is never seen"
     yield identity(sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo), 1 / (1 + free), says)
@@ -159,9 +155,8 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
     analysis = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
     says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
-    yield enclosed(
-        lambda: analysis.success == (0.0, 0.0), says, errors=[outcome.error[0] for outcome in analysis.outcomes]
-    )
+    facts = {"errors": [outcome.error[0] for outcome in analysis.outcomes]}
+    yield enclosed(lambda: analysis.success == (0.0, 0.0), says, False, **facts)
 
 
 def _near(c: Rational, near: tuple[float, float]) -> Evidence:
@@ -174,8 +169,7 @@ def _near(c: Rational, near: tuple[float, float]) -> Evidence:
         return all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True))
 
     facts = {"n": 1000, "eps": 0.01, "first": weights()[0].str(12), "second": weights()[1].str(12)}
-    says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
-    return enclosed(close, says, False, **facts)
+    return enclosed(close, f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places", False, **facts)
 
 
 class Scaled(NamedTuple):
@@ -197,7 +191,6 @@ def _scaled_picture() -> Chart:
 
 @claim(
     "noise-one-key-gauss",
-    topic="queries",
     expected="corrected",
     statement=r"\Sigma_a = \alpha I + \tfrac12\mu_a\mu_a^\top,\ \alpha \to 0:\quad k_a \approx X\mu_a,\ X \in"
     r" [\tfrac12,\tfrac32],\quad \alpha_a = \alpha_b = \frac{1}{1+e^{\beta(1-X)}}",
@@ -227,27 +220,25 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     stretched = spread + mean_a * mean_a.T / 2
     along = (mean_a.T * stretched * mean_a)[0]
     yield identity(sympy.limit(along, alpha, 0), scaled.variance, "X = ⟨k_a, μ_a⟩ has variance α + ½ → ½", True)
-    x = Symbol("X", real=True)
+    x, logit, weakness = symbols(real="X y", positive="z")
     scores = beta * x, beta
     for name, score, weight in zip("ab", scores, scaled[:2], strict=True):
         share = exp(score) / (exp(scores[0]) + exp(scores[1]))
         yield identity(weight(beta, x), share, f"k_a = X·μ_a, scores βX and β: the weight of key {name}", True)
-    sigma = intervals.ball(Fraction(scaled.variance)).sqrt()
+    sigma = ball(Fraction(scaled.variance)).sqrt()
     says = "P(X < 0) = Φ(−√2): the key points the other way"
-    yield law(intervals.normal_cdf(-1 / sigma), 0.0786496035251, 0.0786496035252, says, True)
+    yield law(normal_cdf(-1 / sigma), 0.0786496035251, 0.0786496035252, says, True)
     gap = _variance(stretched) + _variance(spread)
     yield identity(gap, beta**2 * (scaled.variance + 4 * alpha), "the gap has mean 0 and variance β²(½ + 4α)", True)
-    logit, weakness = Symbol("y", real=True), Symbol("z", positive=True)
     below = (1 + erf(sympy.simplify(logit / sqrt(2 * gap).subs(beta, 1 / weakness)))) / 2
     says = "P(α_a ≤ w) = Φ(logit(w)/√variance), continuous in 1/β, is ½ at 1/β = 0 for every w in (0, 1): Bernoulli(½)"
     yield identity(below.subs(weakness, 0), Rational(1, 2), says, True)
-    torn = 2 * intervals.normal_cdf(-(arb(99).log()) / (1000 * sigma))
+    torn = 2 * normal_cdf(-(arb(99).log()) / (1000 * sigma))
     yield law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
-    yield enclosed(
-        lambda: analysis.variance[0] > 0.249, says, True, mean=list(analysis.mean), variance=list(analysis.variance)
-    )
+    facts = {"mean": list(analysis.mean), "variance": list(analysis.variance)}
+    yield enclosed(lambda: analysis.variance[0] > 0.249, says, True, **facts)
 
 
 def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
@@ -266,14 +257,14 @@ def _variance_excess(variance: Formula, quiet: arb, loud: arb, turn: arb) -> arb
     alpha, beta = 10**-quiet, 10**loud
     query = [beta * (a + b) for a, b in zip(*_turned(turn), strict=True)]
     # Each of the two keys moves by itself, each coordinate with variance α.
-    return abs(variance(alpha, beta) / (2 * alpha * intervals.dot(query, query)) - 1)
+    return abs(variance(alpha, beta) / (2 * alpha * dot(query, query)) - 1)
 
 
 def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
     ratio = n / eps
     broken = []
     for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
-        first = (intervals.ball(Fraction(length)) * ratio.log()).exp()
+        first = (ball(Fraction(length)) * ratio.log()).exp()
         weights = [term / (first + ratio + n - 2) for term in (first, ratio)]
         broken.append(abs(weights[0] / weights[1] / root - 1))
     return most(broken)
@@ -282,17 +273,17 @@ def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
 def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
     """Key a is X times its mean, which is turned by a part of a full turn."""
     stated = 1 / (1 + (beta * (1 - x)).exp())
-    return (abs(x - 1) - arb(1) / 2).max(abs(intervals.softmax([beta * x, beta])[1] - stated))
+    return (abs(x - 1) - arb(1) / 2).max(abs(softmax([beta * x, beta])[1] - stated))
 
 
 def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
     weights = [interval_function(weight, 2)(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
     # Along its own mean, a covariance of ½μμᵀ has this variance.
     mean, _ = _turned(turn)
-    along = intervals.dot(mean, mean) ** 2 / 2
-    variances = intervals.ball(Fraction(scaled.variance)), along
-    chances = [intervals.normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
-    pairs = zip([*weights, chances[0]], [*intervals.softmax([beta * x, beta]), chances[1]], strict=True)
+    along = dot(mean, mean) ** 2 / 2
+    variances = ball(Fraction(scaled.variance)), along
+    chances = [normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
+    pairs = zip([*weights, chances[0]], [*softmax([beta * x, beta]), chances[1]], strict=True)
     return most([abs(claimed - true) for claimed, true in pairs])
 
 

@@ -12,15 +12,15 @@ from flint import arb, fmpq
 from sympy import Rational, Symbol
 
 from avow.core.chart import Chart, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.numerics.intervals import ball, most, precision, total
+from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
-from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational
+from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
 
+claim = claims_on("dynamics")
 beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
 
-
+# (α, ε) of v = αv + εg for (β, δ) of v = βv + (1 − β)g with step δ.
 CONVERSION = Versions(
     lambda beta, delta: (delta * beta, delta * (1 - beta)), lambda beta, delta: (beta, delta * (1 - beta))
 )
@@ -53,7 +53,6 @@ def _momentum_picture() -> Chart:
 
 @claim(
     "momentum-ema",
-    topic="dynamics",
     expected="corrected",
     statement=r"v \leftarrow \alpha v + \epsilon g,\ \Delta\theta = -v \;\equiv\; v \leftarrow \beta v + (1-\beta)g,\ "
     r"\Delta\theta = -\delta v \quad\text{for } (\alpha, \epsilon) = (\delta\beta, \delta(1-\beta))",
@@ -77,13 +76,11 @@ def momentum_ema(momenta: Versions) -> Iterator[Evidence]:
     travelled, wanted = _travelled(alpha, rate, ones), _averaged(half, two, ones)
     facts = {"momentum": [str(step) for step in travelled], "average": [str(step) for step in wanted]}
     yield counterexample(travelled != wanted, "β = ½, δ = 2, two gradients of 1", "fractions", **facts)
-    b, u, g, first = (Symbol(name, real=True) for name in ("beta", "u", "g", "g_1"))
-    step = Symbol("delta", real=True)
+    b, u, g, first, step, free_alpha, free_rate = symbols(real="beta u g g_1 delta alpha epsilon")
     alpha, rate = momenta.amended(b, step)
     says = "if v = δu before a step, v = δu after it"
     yield identity(alpha * (step * u) + rate * g, step * (b * u + (1 - b) * g), says, amended=True)
     yield identity(step * 0, 0, "and v = δu = 0 at the start: so Δθ = −v = −δu at every step", amended=True)
-    free_alpha, free_rate = Symbol("alpha", real=True), Symbol("epsilon", real=True)
     other = _travelled(free_alpha, free_rate, [first, 0])
     same = _averaged(b, step, [first, 0])
     says = "only ε = δ(1 − β) gives the first step"
@@ -99,7 +96,6 @@ def _ema_picture() -> Chart:
 
 @claim(
     "ema-unrolled",
-    topic="dynamics",
     expected="proved",
     statement=r"v_t = \beta v_{t-1} + (1-\beta)g_t,\ v_0 = 0 \;\Rightarrow\;"
     r"v_t = (1-\beta)\sum_{i=1}^{t}\beta^{t-i}g_i",
@@ -113,8 +109,7 @@ def _ema_picture() -> Chart:
     picture=_ema_picture,
 )
 def ema_unrolled(weight: Formula) -> Iterator[Evidence]:
-    b = Symbol("beta", positive=True)
-    t, i = Symbol("t", integer=True, positive=True), Symbol("i", integer=True, positive=True)
+    b, t, i = symbols(positive="beta", integer_positive="t i")
     yield identity(weight(b, 1, 1), 1 - b, "v_1 = (1 − β)g_1: the sum for t = 1")
     says = "a step multiplies every old weight by β, as the sum for t + 1 has it"
     yield identity(b * weight(b, t, i), weight(b, t + 1, i), says)
@@ -132,7 +127,6 @@ def _bias_picture() -> Chart:
 
 @claim(
     "ema-bias",
-    topic="dynamics",
     expected="proved",
     statement=r"E g_i = E g \;\Rightarrow\; E v_t = (1-\beta^t)\,E g,\ \text{so}\ "
     r"E\Big[\frac{v_t}{1-\beta^t}\Big] = E g",
@@ -149,8 +143,7 @@ def _bias_picture() -> Chart:
     needs=("ema-unrolled",),
 )
 def ema_bias(total: Formula) -> Iterator[Evidence]:
-    b, mean = Symbol("beta", positive=True), Symbol("mu", real=True)
-    t = Symbol("t", integer=True, positive=True)
+    b, mean, t = symbols(positive="beta", real="mu", integer_positive="t")
     says = "the weights of v_t sum to 1 − β^t: 0 at t = 0, and a step turns a sum s into βs + 1 − β"
     yield induction(lambda n: total(b, n), 0, 0, lambda weight, n: b * weight + (1 - b), says)
     says = "E is linear: E v_(t+1) = βE v_t + (1 − β)E g, so E v_t = (1 − β^t)E g for all t"
@@ -165,7 +158,7 @@ def ema_bias(total: Formula) -> Iterator[Evidence]:
     yield rational(drifting == Fraction(5, 3) != 2, says, found=drifting)
 
 
-gamma, eta = (Symbol(name, positive=True) for name in ("gamma", "eta"))
+gamma, eta = symbols(positive="gamma eta")
 
 
 def _decays(eta: Any, gamma: Any, rate: Any, alpha: Any, start: Any, gradients: list[Any]) -> tuple[Any, Any]:
@@ -192,7 +185,6 @@ def _decay_picture() -> Chart:
 
 @claim(
     "sgd-l2-decay",
-    topic="dynamics",
     expected="proved",
     statement=r"\theta - \eta\nabla\big(L + \gamma\|\theta\|^2\big) = (1-\lambda)\theta - \eta\nabla L,"
     r"\quad \lambda = 2\eta\gamma",
@@ -207,12 +199,11 @@ def _decay_picture() -> Chart:
     picture=_decay_picture,
 )
 def sgd_l2_decay(rate: Formula) -> Iterator[Evidence]:
-    theta, rest, g = (Symbol(name, real=True) for name in ("theta", "R", "g"))
+    theta, rest, g, alpha, start = symbols(real="theta R g", positive="alpha theta_0")
     slope = sympy.diff(gamma * (theta**2 + rest), theta)
     yield identity(slope, 2 * gamma * theta, "the gradient of γ‖θ‖² in any one coordinate is 2γθ")
     says = "θ − η(g + 2γθ) = (1 − 2ηγ)θ − ηg"
     yield identity(theta - eta * (g + slope), (1 - rate(eta, gamma)) * theta - eta * g, says)
-    alpha, start = Symbol("alpha", positive=True), Symbol("theta_0", positive=True)
     gradients = list(sympy.symbols("g_1 g_2", real=True))
     penalised, decayed = _decays(eta, gamma, rate(eta, gamma), alpha, start, gradients)
     apart = 2 * alpha * eta * gamma * start
@@ -241,7 +232,6 @@ def _adam_picture() -> Chart:
 
 @claim(
     "adam-l2-vs-w",
-    topic="dynamics",
     expected="proved",
     statement=r"\text{Adam with } \gamma\|\theta\|^2 \text{ shrinks } \theta \text{ by }"
     r"\frac{2\eta\gamma}{\sqrt{\hat v}+\epsilon} \text{ a step, decoupled decay by } \eta\lambda",
@@ -268,9 +258,8 @@ def _adam_picture() -> Chart:
     needs=("ema-bias",),
 )
 def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
-    theta, g, m, added = (Symbol(name, real=True) for name in ("theta", "g", "m", "c"))
-    r, more, b = (Symbol(name, positive=True) for name in ("r", "d", "beta"))
-    t, e = Symbol("t", integer=True, positive=True), Symbol("e", nonnegative=True)
+    theta, g, m, added, t, e = symbols(real="theta g m c", integer_positive="t", nonnegative="e")
+    r, more, b, spread, wider, decay = symbols(positive="r d beta s w lambda")
     yield identity(
         b * (m + (1 - b**t) * added) + (1 - b) * (g + added),
         (b * m + (1 - b) * g) + (1 - b ** (t + 1)) * added,
@@ -280,13 +269,11 @@ def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
     yield identity(shrink, 2 * eta * gamma / (r + e), "so the penalty takes 2ηγ/(√v̂ + ϵ) of a weight each step")
     yield identity((shrink * r).subs(e, 0), 2 * eta * gamma, "which is in proportion to 1/√v̂ where ϵ is 0")
     yield positive(sympy.factor(shrink - shrink.subs(r, r + more)), "and strictly less the larger √v̂ is, for any ϵ ≥ 0")
-    spread, wider = Symbol("s", positive=True), Symbol("w", positive=True)
     seen = sympy.Poly(sympy.expand((g + added) ** 2), g)
     # E g = 0 and E g² = s².
     second = seen.coeff_monomial(g**2) * spread**2 + seen.coeff_monomial(1)
     yield identity(second, spread**2 + added**2, "v̂ of gradients with mean 0 and variance s² is s² + (2γθ)²")
     yield positive(sympy.expand(second.subs(spread, spread + wider) - second), "so larger gradients have the larger v̂")
-    decay = Symbol("lambda", positive=True)
     decoupled = 1 - sympy.diff(rules.decoupled(theta, g, eta, decay, r, e), theta)
     yield identity(decoupled, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
     shares = [shrink.subs({eta: Rational(1, 1000), gamma: Rational(1, 200), r: root, e: 0}) for root in (1, 100)]
@@ -306,7 +293,7 @@ def _with_momentum(penalty: Any, steps: int, alpha: Any = Fraction(1, 4), eta: A
 def _with_adam(penalty: Fraction, steps: int) -> arb:
     """θ after Adam's steps on ½(θ − 1)² + penalty·θ², from 0, in balls: η = 1/20, β = (9/10, 99/100), ϵ = 10^-8."""
     first, second = arb(fmpq(9, 10)), arb(fmpq(99, 100))
-    weight = intervals.ball(penalty)
+    weight = ball(penalty)
     theta, m, v = arb(0), arb(0), arb(0)
     for t in range(1, steps + 1):
         g = theta - 1 + 2 * weight * theta
@@ -319,7 +306,7 @@ def _with_adam(penalty: Fraction, steps: int) -> arb:
 def _l2_picture() -> Table:
     rows = []
     for penalty in (Fraction(0), Fraction(1, 2)):
-        with intervals.precision(512):
+        with precision(512):
             ends = [1 / (1 + 2 * penalty), _with_momentum(penalty, 60), _with_adam(penalty, 150).mid()]
         rows.append([str(penalty), *(f"{float(end):.4f}" for end in ends)])
     headings = ("γ", "where loss and penalty balance", "momentum, 60 steps", "Adam, 150 steps")
@@ -328,7 +315,6 @@ def _l2_picture() -> Table:
 
 @claim(
     "l2-only-sgd",
-    topic="dynamics",
     expected="refuted",
     statement=r"\text{adding } \gamma\|\theta\|^2 \text{ to the loss regularises under plain SGD only}",
     plain="L2 regularisation works only with plain SGD.",
@@ -350,7 +336,7 @@ def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
     says = "heavy-ball momentum, 60 steps: with γ = ½ it ends at ½, without at 1"
     facts = {"with_penalty": float(ends[0]), "without": float(ends[1])}
     yield counterexample(abs(ends[0] - Fraction(1, 2)) < small and abs(ends[1] - 1) < small, says, "fractions", **facts)
-    with intervals.precision(512):
+    with precision(512):
         adam = _with_adam(penalty, 150), _with_adam(Fraction(0), 150)
         apart = bool(adam[0] < arb(fmpq(11, 20)) and adam[1] > arb(fmpq(19, 20)))
     says = "Adam, 150 steps: with γ = ½ it ends near ½, without near 1"
@@ -400,9 +386,7 @@ def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb
 def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
     """Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without."""
     # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
-    bare, penalised = (
-        _with_momentum(times * intervals.ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty)
-    )
+    bare, penalised = (_with_momentum(times * ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty))
     return abs(bare) - abs(penalised)
 
 

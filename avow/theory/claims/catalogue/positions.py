@@ -19,12 +19,12 @@ from torch import Tensor
 
 from avow.core import named
 from avow.core.chart import Table
-from avow.numerics import intervals
-from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.numerics.intervals import lower, most, norm, precision
+from avow.theory.claims.claim import Evidence, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, stored
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, symbols
 
+claim = claims_on("heads")
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WIDTHS = (2, 4, 8, 64)
@@ -45,16 +45,16 @@ def frequencies(d: int) -> list[arb]:
 @cache
 def distances(d: int) -> list[arb]:
     """In real arithmetic, the distance of two encodings Δ = 1, …, LAST apart, in balls."""
-    with intervals.precision(80):
+    with precision(80):
         waves = frequencies(d)
         halves = (arb(step) / 2 for step in range(1, LAST + 1))
-        return [2 * intervals.norm([(half * wave).sin() for wave in waves]) for half in halves]
+        return [2 * norm([(half * wave).sin() for wave in waves]) for half in halves]
 
 
 @cache
 def encodings(d: int) -> Tensor:
     """All encodings of positions 0, …, LAST, each entry the float64 within one rounding of the real number."""
-    with intervals.precision(80):
+    with precision(80):
         waves = frequencies(d)
         rows = [[float(part) for wave in waves for part in (p * wave).sin_cos()] for p in range(LAST + 1)]
     return torch.tensor(rows, dtype=torch.float64)
@@ -110,7 +110,6 @@ def _picture() -> Table:
 
 @claim(
     "sinusoid-distinct",
-    topic="heads",
     expected="corrected",
     statement=r"p \ne p' \;\Rightarrow\; e(p) \ne e(p') \text{ as stored, for every width and type}",
     plain="Sinusoidal encodings of different integer positions differ.",
@@ -140,7 +139,7 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
         " positions are equal"
     )
     yield counterexample(bool(held[0] == held[1]), says, "bfloat16 itself", held=held.tolist())
-    p, step, wave = (Symbol(name, real=True) for name in ("p", "Delta", "omega"))
+    p, step, wave = symbols(real="p Delta omega")
     turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
     turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
     says = "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone"
@@ -157,7 +156,7 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
         # Entries are at most 1: each moves by at most eps/2.
         least = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
         says = f"width 64 in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
-        yield enclosed(partial(operator.gt, least, 1.4), says, True, at_least=intervals.lower(least))
+        yield enclosed(partial(operator.gt, least, 1.4), says, True, at_least=lower(least))
 
 
 def _equal_once_stored(encoding: Encoding) -> Evidence:
@@ -173,7 +172,7 @@ def _equal_once_stored(encoding: Encoding) -> Evidence:
 
 
 def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
-    with intervals.precision(80):
+    with precision(80):
         half = wave() / 2
         apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
     closest = min(apart, key=lambda step: float(apart[step]))
@@ -217,7 +216,7 @@ def _real(encoding: Encoding, first: int, turns: int) -> arb:
     moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
     step = _later(first, turns, encoding.ball()) - first
     apart = [2 * (step * wave / 2).sin() for wave in (encoding.ball(), *frequencies(64)[1:])]
-    return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - intervals.norm(apart) + moved)
+    return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - norm(apart) + moved)
 
 
 # A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.

@@ -20,19 +20,16 @@ from sympy import Matrix, Rational, Symbol, exp, log, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Unproved, claim
+from avow.numerics.intervals import ball, most, softmax, total
+from avow.theory.claims.claim import Evidence, Formula, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
+claim = claims_on("queries")
 # n keys, m of them others; an excess that is not negative; an ε below 1.
-m = Symbol("m", integer=True, positive=True)
-n = m + 1
-eps = Symbol("varepsilon", positive=True)
-slack = Symbol("delta", nonnegative=True)
-below_one = 1 / (1 + Symbol("x", positive=True))
+m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
+n, below_one = m + 1, 1 / (1 + Symbol("x", positive=True))
 
 
 def tangent(amended: bool = False) -> Iterator[Evidence]:
@@ -61,7 +58,6 @@ def _copy_separated_picture() -> Chart:
 
 @claim(
     "copy-separated",
-    topic="queries",
     expected="proved",
     statement=r"\|k_i\| = 1,\ \|k_1 - k_i\| \ge 1 \;\Rightarrow\; q = 2\ln(n/\varepsilon)\,k_1 \text{ has norm }"
     r"2\ln(n/\varepsilon) \text{ and } \alpha_1 \ge \frac{1}{1+\varepsilon}",
@@ -78,8 +74,7 @@ def _copy_separated_picture() -> Chart:
     needs=("copy-gap",),
 )
 def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
-    cosine = Symbol("c", real=True)
-    r, t = Symbol("r", positive=True), Symbol("t", nonnegative=True)
+    cosine, r, t = symbols(real="c", positive="r", nonnegative="t")
     first, other = Matrix([1, 0]), Matrix([cosine, sqrt(1 - cosine**2)])
     apart = (first - other).dot(first - other)
     yield identity(apart, 2 - 2 * cosine, "two unit keys lie in a plane: ‖k_1 − k_i‖² = 2 − 2⟨k_1, k_i⟩")
@@ -103,7 +98,7 @@ def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
 
     facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight().str(12)}
     says, promised = "the nearest keys allowed, all at 60° to k_1", Fraction(100, 101)
-    yield enclosed(lambda: weight() > intervals.ball(promised), says, False, **facts, promised=str(promised))
+    yield enclosed(lambda: weight() > ball(promised), says, False, **facts, promised=str(promised))
     yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
 
 
@@ -125,7 +120,6 @@ def _copy_shortest_picture() -> Chart:
 
 @claim(
     "copy-shortest",
-    topic="queries",
     expected="refuted",
     statement=r"\|k_i\| = 1,\ \|k_1-k_i\| \ge 1,\ \alpha_1 \ge \tfrac{1}{1+\varepsilon} \;\Rightarrow\;"
     r"\|q\| \ge \tfrac12\cdot 2\ln(n/\varepsilon)",
@@ -155,11 +149,10 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
 
     yield from tangent()
     yield identity((n - 1) * exp(-gap), eps, "with L = ln((n−1)/ε), n − 1 terms of e^−L sum to ε")
-    mean = Symbol("g", real=True)
+    mean, qq, qc, cc = symbols(real="g qq qc", positive="cc")
     touched = (n - 1) * exp(-gap) * (1 + gap - mean)
     says = "tangents at −L: terms that sum to at most ε have a mean gap of at least L (Jensen)"
     yield identity(eps - touched, eps * (mean - gap), says)
-    qq, qc, cc = Symbol("qq", real=True), Symbol("qc", real=True), Symbol("cc", positive=True)
     left_over = qq - 2 * (qc / cc) * qc + (qc / cc) ** 2 * cc
     yield identity(left_over, qq - qc**2 / cc, "‖q − c·⟨q,c⟩/‖c‖²‖² = ‖q‖² − ⟨q,c⟩²/‖c‖², so ‖q‖ ≥ ⟨q,c⟩/‖c‖")
     says = "c = k_1 − mean of the others has ⟨q,c⟩ ≥ L: nothing is shorter than √((n−1)/n)·L, the optimum"
@@ -170,11 +163,10 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
 
     around = [Matrix([1, sign * sqrt(3)]) / 2 for sign in (1, -1)]
     middle = Matrix([1, 0]) - (around[0] + around[1]) / 2
-    yield identity(
-        gap**2 / middle.dot(middle),
-        (2 * gap) ** 2,
-        "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right",
+    says = (
+        "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right"
     )
+    yield identity(gap**2 / middle.dot(middle), (2 * gap) ** 2, says)
     for count in (10, 1000):
         # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
         along, against = query(arb(count), arb(999) / 100000, lambda x: x.log())
@@ -187,9 +179,9 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
         yield counterexample(bool(weight > promised) and bool(2 * length < stated), says, "balls", **facts)
     around_first = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5], [0.5, -(0.75**0.5)]], dtype=torch.float64)
     for name, keys in (("ten orthonormal keys", torch.eye(10)), ("keys around k_1 at 60°", around_first)):
-        found = copy_query(keys, target=0, eps=0.01, shortest=True)
+        shortest = copy_query(keys, target=0, eps=0.01, shortest=True)
         says = f"the library's shortest query, {name}: proved to be so by weak duality"
-        yield kept(found, says, length=found.norm, gap=found.gap)
+        yield kept(shortest, says, length=shortest.norm, gap=shortest.gap)
 
 
 class Hull(NamedTuple):
@@ -211,7 +203,6 @@ def _copy_possible_picture() -> Chart:
 
 @claim(
     "copy-possible",
-    topic="queries",
     expected="corrected",
     statement=r"\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \frac{1}{1+\varepsilon}",
     plain="Any value can be copied, given a long enough query.",
@@ -254,10 +245,9 @@ def copy_possible(hull: Hull) -> Iterator[Evidence]:
 
 def _inside(share: Symbol) -> Iterator[Evidence]:
     rest = Symbol("rho", **{key: value for key, value in share.assumptions0.items() if key in ("nonnegative", "real")})
-    u, above = Symbol("u", real=True), Symbol("f", nonnegative=True)
+    u, score, above = symbols(real="u s", nonnegative="f")
     yield from tangent(amended=True)
     yield nonnegative(share * above, "k_1 = Σλ_j k_j: each λ_j·(e^u_j − 1 − u_j) ≥ 0, u_j = s_j − s_1", True)
-    score = Symbol("s", real=True)
     says = "Σλ_j(1 + u_j) = Σλ_j = 1, for Σλ_j u_j = s_1 − s_1 = 0"
     yield identity(share * (1 + u) + rest * (1 + score) - (share * u + rest * score), share + rest, says, True)
     yield nonnegative(rest * exp(u), "1 − λ_j, the sum of the others, is ≥ 0: Σe^u_j ≥ Σλ_j e^u_j ≥ 1", True)
@@ -270,17 +260,16 @@ def _inside(share: Symbol) -> Iterator[Evidence]:
 
 
 def _outside() -> Iterator[Evidence]:
-    qq, a, b = (Symbol(name, positive=True) for name in ("qq", "a", "b"))
+    qq, a, b = symbols(positive="qq a b")
 
     def moved(step: Any) -> Any:
         return qq - 2 * step * a + step**2 * b
 
-    yield nonnegative(
-        qq - moved(a / b) - a**2 / b,
+    says = (
         "p nearest to k_1 in the hull, q = k_1 − p ≠ 0: were a = ⟨q, k_j − p⟩ > 0, a step a/b ≤ 1 to k_j would"
-        " be nearer",
-        True,
+        " be nearer"
     )
+    yield nonnegative(qq - moved(a / b) - a**2 / b, says, True)
     yield nonnegative((qq - moved(1) - a).subs(a, b + slack), "and where a ≥ b = ‖k_j − p‖², k_j itself would be", True)
     yield nonnegative(qq - (-slack) - qq, "hence ⟨q, k_1 − k_j⟩ = ‖q‖² − a ≥ ‖q‖² for every j", True)
     gap = log((n - 1) / below_one)
@@ -334,11 +323,11 @@ def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: a
     # Shares of a convex combination are not negative.
     part = abs(share) if hull.share.is_nonnegative else share
     inside = part * one + (1 - part) * two
-    mixed = intervals.softmax([query * inside, query * one, query * two])[0]
+    mixed = softmax([query * inside, query * one, query * two])[0]
     # Outside, the query from the nearest end to the key copies once it is long enough.
     away = 1 + abs(target)
     length = (2 / eps).log() / (away * away)
-    copied = intervals.softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
+    copied = softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
     return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
 
 
@@ -353,7 +342,6 @@ def _average_picture() -> Chart:
 
 @claim(
     "average-two",
-    topic="queries",
     expected="proved",
     statement=r"k_i \text{ orthonormal}:\ q = \ln(n/\varepsilon)(k_1+k_2) \text{ gives } \alpha_1 = \alpha_2 \ge"
     r"\frac{1}{2+\varepsilon},\ \|q\| \le 2\sqrt2\ln(n/\varepsilon)",
@@ -383,8 +371,8 @@ def average_two(query: Formula) -> Iterator[Evidence]:
     weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
     facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
     yield enclosed(lambda: bool(weight > 1 / (2 + arb(1) / 100)), "a thousand keys, ε = 0.01", False, **facts)
-    found = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
-    yield kept(found, "the library's query for two of fifty keys", norm=found.norm)
+    average = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
+    yield kept(average, "the library's query for two of fifty keys", norm=average.norm)
 
 
 def _mixture_picture() -> Table:
@@ -398,7 +386,6 @@ def _mixture_picture() -> Table:
 
 @claim(
     "mixture-any",
-    topic="queries",
     expected="proved",
     statement=r"k_i \text{ orthonormal},\ w > 0 \text{ on } S,\ \textstyle\sum_S w_i = 1:\ q = \sum_{i\in S}(t+\ln"
     r" w_i)k_i\text{ gives } \alpha_i = \frac{w_i e^t}{e^t + n - |S|} \to w_i",
@@ -413,8 +400,8 @@ def _mixture_picture() -> Table:
     picture=_mixture_picture,
 )
 def mixture_any(score: Formula) -> Iterator[Evidence]:
-    w, rest, t = Symbol("w", positive=True), Symbol("rho", positive=True), Symbol("t", real=True)
-    outside = Symbol("j", integer=True, positive=True)
+    w, rest, partition, outside = symbols(positive="w rho Z", integer_positive="j")
+    t, shift, s = symbols(real="t c s")
     yield identity(exp(score(t, w)), w * exp(t), "orthonormal keys: each key of S has e^s_i = w_i·e^t")
     total = exp(score(t, w)) + rest * exp(t) + outside
     weight = (exp(score(t, w)) / total).subs(rest, 1 - w)
@@ -423,8 +410,6 @@ def mixture_any(score: Formula) -> Iterator[Evidence]:
     says = "the weight outside S is exactly ε at t = ln((n−|S|)(1−ε)/ε): any distance is reached"
     yield identity(missing.subs(t, log(outside * (1 - eps) / eps)), eps, says)
     yield identity(weight.subs(outside, 0), w, "where S is every key the target is met exactly, for every t")
-    shift, partition = Symbol("c", real=True), Symbol("Z", positive=True)
-    s = Symbol("s", real=True)
     says = "any keys: Kq = ln w + c·1 gives softmax(Kq) = w"
     yield identity(exp(log(w) + shift) / (w * exp(shift) + (1 - w) * exp(shift)), w, says)
     yield identity(log(exp(s) / partition), s - log(partition), "and softmax(Kq) = w gives Kq = ln w + ln(Z)·1")

@@ -14,13 +14,13 @@ from flint import arb, arb_mat, fmpq
 from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 
 from avow.core.chart import Chart, Table
-from avow.numerics import intervals
-from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.numerics.intervals import frobenius, most, norm, precision
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
-delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
+claim = claims_on("dynamics")
+delta, gamma = sympy.symbols("delta gamma", positive=True)
 
 
 class Forms(NamedTuple):
@@ -52,7 +52,6 @@ def _forms_picture() -> Table:
 
 @claim(
     "rnn-two-forms",
-    topic="dynamics",
     expected="proved",
     statement=r"h_t = W\sigma(h_{t-1}) + Ux_t + b,\ g_t = \sigma(Wg_{t-1} + Ux_t + b),\ g_0 = \sigma(h_0)"
     r"\;\Rightarrow\; g_t = \sigma(h_t)\ \forall t",
@@ -74,11 +73,10 @@ def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
     says = "if g_(t−1) = σ(h_(t−1)), then g_t = σ(h_t), as products of matrices that do not commute; so for all t"
     yield identity(stepped[1].subs(g, sigma(h)), sigma(stepped[0]), says)
     inside = W * g + U * x + b
-    yield identity(
-        inside.subs(g, sigma(h)),
-        stepped[0],
-        "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W",
+    says = (
+        "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W"
     )
+    yield identity(inside.subs(g, sigma(h)), stepped[0], says)
     states = _states(forms, 5)
     says = "five steps with ReLUs and a W without inverse, in fractions"
     yield rational(all(_relu(h) == g for h, g in states), says, steps=5)
@@ -127,16 +125,15 @@ def _shorter(matrix: arb_mat, square: arb) -> bool:
 
 def _gradient_picture() -> Chart:
     weights, steps = tenths(CONTRACTION.weights), list(range(1, 25))
-    with intervals.precision(128):
+    with precision(128):
         jacobians = [jacobian(weights, [arb(0)] * 3, t) for t in steps]
-        lengths = [float(intervals.frobenius(matrix).mid()) for matrix in jacobians]
+        lengths = [float(frobenius(matrix).mid()) for matrix in jacobians]
     series = {"‖∂h_T/∂h_0‖ (Frobenius)": (steps, lengths), "√3 δ^T": (steps, [3**0.5 * 0.9**t for t in steps])}
     return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
 
 
 @claim(
     "rnn-vanishing",
-    topic="dynamics",
     expected="proved",
     statement=r"|\sigma'| \le \gamma,\ \lambda_{\max}(W^\top W) \le \delta^2/\gamma^2,\ \delta < 1 \;\Rightarrow\;"
     r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\|_2 \le \delta^T",
@@ -169,12 +166,12 @@ def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
 
 def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:
     """‖W diag(σ') v‖ ≤ rate·‖v‖, from the bounds on WᵀW and σ'."""
-    z, y, w, v = (Symbol(name, real=True) for name in ("z", "y", "w", "v"))
+    z, y, w, v, theta = sympy.symbols("z y w v theta", real=True)
+    short = Symbol("r", nonnegative=True)
     sigma, h = Function("sigma"), Function("h")
     chained = w * sigma(y).diff(y).subs(y, h(z)) * h(z).diff(z)
     says = "∂h_t = W diag(σ'(h_(t−1))) ∂h_(t−1), term by term"
     yield identity(sympy.diff(w * sigma(h(z)), z).doit(), chained.doit(), says, amended)
-    theta, short = Symbol("theta", real=True), Symbol("r", nonnegative=True)
     slope = gamma * sympy.cos(theta)
     says = "|σ'| ≤ γ, that is σ' = γ cos θ: ‖diag(σ')v‖ ≤ γ‖v‖, entry by entry"
     yield nonnegative(gamma**2 * v**2 - (slope * v) ** 2, says, amended)
@@ -202,7 +199,7 @@ def _unit_gradient(start: int, steps: int) -> arb:
 
 def _explosion_picture() -> Chart:
     steps = list(range(13))
-    with intervals.precision(256):
+    with precision(256):
         saturated = [float(_unit_gradient(3, t).mid()) for t in steps]
     series = {
         "3·tanh from h = 0: explodes": (steps, [3.0**t for t in steps]),
@@ -214,7 +211,6 @@ def _explosion_picture() -> Chart:
 
 @claim(
     "rnn-exploding",
-    topic="dynamics",
     expected="corrected",
     statement=r"|\sigma'| \le \gamma,\ \sigma_{\max}(W) > 1/\gamma \;\Rightarrow\;"
     r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\| \to \infty",
@@ -235,13 +231,13 @@ def _explosion_picture() -> Chart:
 )
 def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     W = explosion.nilpotent
-    a, b, c, d = (Symbol(name, real=True) for name in "abcd")
+    a, b, c, d, z = sympy.symbols("a b c d z", real=True)
     product = W * diag(a, b) * W * diag(c, d)
     largest = max((W.T * W).eigenvals())
     says = "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has"
     facts = {"largest_eigenvalue": str(largest), "gradient": str(product.tolist())}
     yield counterexample(largest > 1 and product == sympy.zeros(2, 2), says, "SymPy", **facts)
-    with intervals.precision(256):
+    with precision(256):
         length = abs(_unit_gradient(explosion.start, 20))
     says = (
         f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20"
@@ -252,7 +248,6 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     says = "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer"
     yield nonnegative(1 - step * before, says, True)
     # One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3.
-    z = Symbol("z", real=True)
     unit = 3 * sympy.tanh(z)
     yield identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
     says = "where its slope is 3: the gradient is 3^T, and explodes"
@@ -294,13 +289,13 @@ def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
     """The matrix of these entries, its largest singular value as asked for."""
     a, b, c, d = entries
     # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
-    longest = (intervals.norm([a + d, b - c]) + intervals.norm([a - d, b + c])) / 2
+    longest = (norm([a + d, b - c]) + norm([a - d, b + c])) / 2
     return _square([entry * largest / longest for entry in entries])
 
 
 def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
     """How much longer a direction becomes: no more than the matrix's own length."""
-    return intervals.norm((product * _column(direction)).entries()) / intervals.norm(direction)
+    return norm((product * _column(direction)).entries()) / norm(direction)
 
 
 def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
@@ -323,7 +318,7 @@ def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
     # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
     product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
     # A gradient that explodes is longer after twenty steps than before the first.
-    return 1 - intervals.norm(product.entries())
+    return 1 - norm(product.entries())
 
 
 def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:

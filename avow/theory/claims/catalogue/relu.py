@@ -17,15 +17,15 @@ from flint import arb
 from sympy import Rational, Symbol, cos, log, sin, sqrt
 
 from avow.core.chart import Chart, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.numerics.intervals import ball, most, total
+from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered, of_versions
-from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational
+from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational, symbols
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
 
-m, b, x = (Symbol(name, real=True) for name in "mbx")
+claim = claims_on("relu")
+m, b, x = symbols(real="m b x")
 
 
 def relu(z: Any) -> Any:
@@ -75,7 +75,6 @@ def _lines_picture(units: Units, name: str) -> Chart:
 
 @claim(
     "relu-linear-a",
-    topic="relu",
     expected="corrected",
     statement=r"w_0 = [m, 0],\ b_0 = [b, 0],\ w_1 = [1, 0] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b",
     plain="One ReLU with slope m and bias b computes the line mx + b.",
@@ -108,7 +107,6 @@ def relu_linear_a(lines: Versions) -> Iterator[Evidence]:
 
 @claim(
     "relu-linear-b",
-    topic="relu",
     expected="refuted",
     statement=r"w_0 = [1, 1],\ b_0 = 0,\ w_1 = [m, 0] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b",
     plain="Two units of slope 1 without biases, the first weighted by m, compute the line mx + b.",
@@ -163,7 +161,6 @@ def _square_picture() -> Chart:
 
 @claim(
     "relu-square",
-    topic="relu",
     expected="proved",
     statement=r"\forall \varepsilon > 0\ \exists K:\ \Big|\tfrac{4}{n^2}\sum_{i=1}^{K}\sigma(nx - (2i-1)) +"
     r"\tfrac{1}{2n^2} - x^2\Big| \le \tfrac{1}{2n^2} \le \varepsilon \text{ on } [0,1],\ n = 2K + 1,"
@@ -183,10 +180,9 @@ def _square_picture() -> Chart:
 )
 def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
     yield from _within(network)
-    r, more = Symbol("r", positive=True), Symbol("s", nonnegative=True)
-    eps_, width = r**2 / 8, 1 / r + more
+    r, more = symbols(positive="r", nonnegative="s")
     says = "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε"
-    yield nonnegative(sympy.expand(2 * eps_ * (2 * width + 1) ** 2 - 1), says)
+    yield nonnegative(sympy.expand(2 * (r**2 / 8) * (2 * (1 / r + more) + 1) ** 2 - 1), says)
     yield from _no_better()
     yield from _pieces()
     for eps, units in network.units.items():
@@ -201,8 +197,7 @@ def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
 
 def _within(network: Hinges) -> Iterator[Evidence]:
     """On every piece the error is −cos(2θ)/(2n²)."""
-    n, units, j = (Symbol(name, integer=True, positive=True) for name in "nKj")
-    i, theta = Symbol("i", integer=True, nonnegative=True), Symbol("theta", real=True)
+    n, units, j, i, theta = symbols(integer_positive="n K j", integer_nonnegative="i", real="theta")
     knot = -network.offset(j) / network.weight(n)
     yield identity(knot, (2 * j - 1) / n, "unit j wakes at (2j − 1)/n")
     offsets = sympy.summation(network.offset(j), (j, 1, i))
@@ -218,9 +213,7 @@ def _within(network: Hinges) -> Iterator[Evidence]:
 
 def _no_better() -> Iterator[Evidence]:
     """No K units come closer: upward kinks end stretches that are short, and the first stretch is half as long."""
-    a, slope, height = (Symbol(name, real=True) for name in ("a", "s", "c"))
-    h, e, k = Symbol("h", positive=True), Symbol("e", positive=True), Symbol("K", positive=True)
-    p, q = Symbol("p", nonnegative=True), Symbol("q", nonnegative=True)
+    a, slope, height, h, e, k, p, q = symbols(real="a s c", positive="h e K", nonnegative="p q")
 
     def left(at: Any) -> Any:
         return at**2 - slope * at - height
@@ -232,7 +225,12 @@ def _no_better() -> Iterator[Evidence]:
         yield nonnegative(bent, f"a kink that bends f down, {words}, only adds to it: σ(−u) + σ(v) − 2σ((v − u)/2) ≥ 0")
     says = "off by at most e, it is at most 4e: a stretch without an upward kink is at most √(8e) long"
     yield nonnegative(sympy.expand((sqrt(8 * e) + p) ** 2 / 2 - 4 * e), says)
-    yield from _facing_units()
+    # What a unit with a kink at t adds to the slope left of it, against the jump it makes there.
+    c, step, v, t = symbols(positive="c p", real="v t")
+    for sign, words in ((1, "on the right adds no slope left of its kink"), (-1, "on the left adds minus its jump")):
+        before, at, after = (v * relu(sympy.expand(sign * c * (x - t))) for x in (t - step, t, t + step))
+        fall, rise = (at - before) / step, (after - at) / step
+        yield identity(fall, 0 if sign > 0 else -(rise - fall), f"a unit awake {words}")
     says = "all kinks upward: f starts with slope −p ≤ 0, and x² − f climbs by h² + ph ≥ h² there"
     yield nonnegative((h**2 + p * h) - h**2, says)
     says = "which is at most 2e: the first stretch is at most √(2e) long"
@@ -243,27 +241,15 @@ def _no_better() -> Iterator[Evidence]:
     yield positive(1 / (8 * k**2) - least, says)
 
 
-def _facing_units() -> Iterator[Evidence]:
-    """What a unit with a kink at t adds to the slope left of it, against the jump it makes there."""
-    c, p = Symbol("c", positive=True), Symbol("p", positive=True)
-    v, t = Symbol("v", real=True), Symbol("t", real=True)
-    for sign, words in ((1, "on the right adds no slope left of its kink"), (-1, "on the left adds minus its jump")):
-        before, at, after = (v * relu(sympy.expand(sign * c * (step - t))) for step in (t - p, t, t + p))
-        left, right = (at - before) / p, (after - at) / p
-        yield identity(left, 0 if sign > 0 else -(right - left), f"a unit awake {words}")
-
-
 def _pieces() -> Iterator[Evidence]:
-    n, i = Symbol("N", positive=True), Symbol("i", nonnegative=True)
-    theta = Symbol("theta", real=True)
+    n, i, more, theta = symbols(positive="N", nonnegative="i s", real="theta")
     start, share = i / n, (1 + sin(theta)) / 2
     where = start + share / n
     chord = start**2 + ((start + 1 / n) ** 2 - start**2) * share
     says = "N equal pieces through the knots are above x² by cos²θ/(4N²): off by 1/(4N²), and by 1/(8N²) once lowered"
     yield identity(chord - where**2, cos(theta) ** 2 / (4 * n**2), says)
-    longest = 1 / n + Symbol("s", nonnegative=True)
     says = "of N pieces one is at least 1/N long: none are nearer than h²/8 ≥ 1/(8N²)"
-    yield nonnegative(longest**2 / 8 - 1 / (8 * n**2), says)
+    yield nonnegative((1 / n + more) ** 2 / 8 - 1 / (8 * n**2), says)
 
 
 # ε and the units it takes, as the ledger records them.
@@ -287,7 +273,6 @@ def _deep_picture() -> Table:
 
 @claim(
     "relu-square-deep",
-    topic="relu",
     expected="proved",
     statement=r"f_m = x - \sum_{k=1}^{m} 4^{-k} g^{\circ k}(x),\ g(y) = 2\sigma(y) - 4\sigma(y - \tfrac12):\quad"
     r"\max_{[0,1]} |f_m - x^2| = 4^{-(m+1)} \text{ with } 3m - 1 \text{ units in } m \text{ layers}",
@@ -329,8 +314,7 @@ def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:
 
 def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
     """f_k is the chord of x² on every dyadic piece, by induction on k."""
-    w, u = Symbol("w", nonnegative=True), Symbol("u", real=True)
-    i, k = Symbol("i", integer=True, nonnegative=True), Symbol("k", integer=True, nonnegative=True)
+    w, u, i, k = symbols(nonnegative="w", real="u", integer_nonnegative="i k")
     half = Rational(1, 2)
 
     def chord(j: Any, u: Any, k: Any) -> Any:
@@ -354,8 +338,7 @@ def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
 
 
 def _off_by_a_quarter() -> Iterator[Evidence]:
-    j, m = Symbol("j", integer=True, nonnegative=True), Symbol("m", integer=True, positive=True)
-    u, theta = Symbol("u", real=True), Symbol("theta", real=True)
+    j, m, u, theta = symbols(integer_nonnegative="j", integer_positive="m", real="u theta")
     above = (j**2 + (2 * j + 1) * u) / 4**m - ((j + u) / 2**m) ** 2
     yield identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
     inside = (sin(theta) * cos(theta)) ** 2
@@ -369,7 +352,7 @@ def _off_by_a_quarter() -> Iterator[Evidence]:
 
 def _fewer_than_one_layer() -> Iterator[Evidence]:
     """With ε = 4^-y: at most 3y − 1 deep units against at least (2^y/√2 − 1)/2 of one layer."""
-    y, d, z = Symbol("y", positive=True), Symbol("d", nonnegative=True), Symbol("z", nonnegative=True)
+    y, d, z = symbols(positive="y", nonnegative="d z")
     one_layer = (1 / sqrt(2 * 4**-y) - 1) / 2
     says = "ε = 4^-y takes K ≥ (2^y/√2 − 1)/2 units of one layer, or m < y layers"
     yield identity(1 / (2 * (2 * one_layer + 1) ** 2), 4**-y, says)
@@ -380,9 +363,6 @@ def _fewer_than_one_layer() -> Iterator[Evidence]:
     yield positive(growth - 3, "and there K grows by more than 3 for every y")
     says = "further on, K's growth, 3 + d there, is 2^s = 1 + z ≥ 1 times that"
     yield nonnegative(sympy.expand((3 + d) * (1 + z) - 3), says)
-
-
-eps = Symbol("varepsilon", positive=True)
 
 
 class Growth(NamedTuple):
@@ -400,7 +380,6 @@ def _line_picture() -> Chart:
 
 @claim(
     "relu-square-line",
-    topic="relu",
     expected="refuted",
     statement=r"\forall \varepsilon > 0 \text{ some finite ReLU network has } |f(x) - x^2| \le \varepsilon"
     r"\text{ for all } x \in \mathbb{R}",
@@ -414,15 +393,14 @@ def _line_picture() -> Chart:
     picture=_line_picture,
 )
 def relu_square_line(target: Growth) -> Iterator[Evidence]:
-    p, q = Symbol("p", positive=True), Symbol("q", nonnegative=True)
-    d, last = Symbol("d", nonnegative=True), Symbol("T", nonnegative=True)
+    p, eps, q, d, last = symbols(positive="p varepsilon", nonnegative="q d T")
+    slope, height = symbols(nonnegative="|s| |c|")
     beyond = q / p + d
     for c, words in ((q, "q"), (-q, "−q")):
         rising, falling = p * beyond + c, -p * beyond + c
         says = f"from x = q/p on, σ(px + {words}) is that line: so it goes layer after layer"
         yield identity(relu(sympy.expand(rising)), rising, says)
         yield identity(relu(sympy.expand(falling)), 0, f"and σ(−px + {words}) is 0: each unit ends as a line")
-    slope, height = Symbol("|s|", nonnegative=True), Symbol("|c|", nonnegative=True)
     where = last + 1 + slope + height + eps
     yield positive(
         sympy.expand(target.function(where) - slope * where - height - eps),
@@ -430,13 +408,12 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
         f" below {target.name}",
     )
     for deep in (False, True):
-        made = relu_square(Fraction(1, 1000), deep=deep)
+        square = relu_square(Fraction(1, 1000), deep=deep)
         for at in (Fraction(2), Fraction(10)):
-            network, true = evaluated(made.exact, at), Fraction(target.function(at))
-            says = f"the library's {made.units} units in {made.depth} layers, within 1e-3 on [0, 1], at x = {at}"
-            yield counterexample(
-                abs(network - true) > Fraction(1, 1000), says, "fractions", network=str(network), true=str(true)
-            )
+            network, true = evaluated(square.exact, at), Fraction(target.function(at))
+            says = f"the library's {square.units} units in {square.depth} layers, within 1e-3 on [0, 1], at x = {at}"
+            facts = {"network": str(network), "true": str(true)}
+            yield counterexample(abs(network - true) > Fraction(1, 1000), says, "fractions", **facts)
 
 
 def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
@@ -452,7 +429,7 @@ def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
         return abs(network.out(n) * awake + network.bias(n) - x * x)
 
     eps, enough = list(network.units.items())[which]
-    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - intervals.ball(eps)]
+    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - ball(eps)]
     return most([*broken, arb(1) / 18 - _farthest(*one)])
 
 
@@ -466,7 +443,7 @@ def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
     tooth = value = x
     for k in range(1, depth + 1):
         tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
-        value = value - intervals.ball(Fraction(network.share(k))) * tooth
+        value = value - ball(Fraction(network.share(k))) * tooth
     units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
     return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
 

@@ -14,15 +14,16 @@ from functools import partial
 import sympy
 import torch
 from flint import arb
-from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, Symbol, sqrt
+from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, sqrt
 
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
-from avow.theory.claims.toolbox import identity, nonnegative, rational, same_product
+from avow.theory.claims.toolbox import identity, nonnegative, rational, same_product, symbols
 
+claim = claims_on("efficient")
 n, d, r, k = sympy.symbols("n d r k", integer=True, positive=True)
 i, j = sympy.symbols("i j", integer=True, positive=True)
 U, S, W = MatrixSymbol("U", n, r), MatrixSymbol("Sigma", r, r), MatrixSymbol("W", d, r)
@@ -55,7 +56,6 @@ def _energy_picture() -> Table:
 
 @claim(
     "svd-energy",
-    topic="efficient",
     expected="proved",
     statement=r"\textstyle\sum_i \sigma_i(A)^2 = \|A\|_F^2",
     plain="The squares of a matrix's singular values sum to the squares of its entries.",
@@ -92,7 +92,6 @@ def _held_picture(title: str, axis: str, height: str, names: tuple[str, str], fi
 
 @claim(
     "svd-kth",
-    topic="efficient",
     expected="proved",
     statement=r"\sigma_k(A)^2 \le \|A\|_F^2 / k",
     plain="The k-th singular value is at most the matrix's length over the square root of k.",
@@ -113,14 +112,13 @@ def _held_picture(title: str, axis: str, height: str, names: tuple[str, str], fi
     needs=("svd-energy",),
 )
 def svd_kth(bound: Formula) -> Iterator[Evidence]:
-    square, tail = Symbol("s", nonnegative=True), Symbol("T", nonnegative=True)
+    square, tail, over = symbols(nonnegative="s T R")
     gap = IndexedBase("g", nonnegative=True)
     energy = Sum(square + gap[i], (i, 1, k)) + tail
     rest = Sum(gap[i], (i, 1, k)) + tail
     says = "σ_i² = σ_k² + g_i for i ≤ k, and T for the squares beyond k: ‖A‖² is kσ_k² and a rest"
     yield identity(energy, k * square + rest, says)
     yield nonnegative(rest, "no g_i is negative, as σ_i ≥ σ_k, and no square is: the rest is at least 0")
-    over = Symbol("R", nonnegative=True)
     yield nonnegative(bound(k * square + over, k) - square, "so σ_k² is at most the bound, for every k")
     size = 5
     says = "and it is met: the identity of 5 rows has σ_5 = 1"
@@ -129,7 +127,6 @@ def svd_kth(bound: Formula) -> Iterator[Evidence]:
 
 @claim(
     "svd-spectral",
-    topic="efficient",
     expected="proved",
     statement=r"\exists B,\ \mathrm{rank}\,B \le k-1:\quad \|A - B\|_2 \le \|A\|_F/\sqrt{k}",
     plain="Some matrix of rank k − 1 is within the matrix's length over √k of it, in the spectral norm: the one that"
@@ -156,13 +153,12 @@ def svd_spectral(kept: Formula) -> Iterator[Evidence]:
     square = (missed.T * missed).expand().doit().subs(W.T * W, Identity(r))
     shorter = x.T * x - x.T * W * W.T * x
     yield same_product(square, shorter, "y = Wᵀx is no longer than x: ‖x‖² − ‖y‖² = ‖x − WWᵀx‖²")
-    most, count = Symbol("s", nonnegative=True), Symbol("t", integer=True, positive=True)
+    most, energy, count = symbols(nonnegative="s E", integer_positive="t")
     y, gap = IndexedBase("y", real=True), IndexedBase("g", nonnegative=True)
     reached, allowed = Sum((most - gap[i]) * y[i] ** 2, (i, 1, count)), most * Sum(y[i] ** 2, (i, 1, count))
     spare = Sum(gap[i] * y[i] ** 2, (i, 1, count))
     yield identity(allowed - reached, spare, "σ_i² = s − g_i for what is left, s the largest: what ‖y‖²s has spare")
     yield nonnegative(spare, "is not negative: ‖(A − B)x‖² ≤ s‖x‖², so ‖A − B‖² is at most s, the first σ² left")
-    energy = Symbol("E", nonnegative=True)
     left = kept(k) + 1
     says = "the first σ left is number (kept + 1), whose square is at most ‖A‖²/k [svd-kth]"
     yield nonnegative(energy / k - energy / left, says)

@@ -19,7 +19,7 @@ from sympy import Symbol, exp, log
 from avow.core import named
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, least, most, total
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered, stored
 from avow.theory.claims.toolbox import (
     counterexample,
@@ -31,14 +31,13 @@ from avow.theory.claims.toolbox import (
     rational,
     rising,
     rounded,
+    symbols,
 )
 
+claim = claims_on("softmax")
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
-score = Symbol("s", real=True)
-own, other, rest, denominator = (Symbol(name, positive=True) for name in ("e", "f", "R", "Z"))
-eps = Symbol("varepsilon", positive=True)
-keys = Symbol("n", integer=True, positive=True)
-further = Symbol("d", nonnegative=True)
+score, own, other, rest, denominator = symbols(real="s", positive="e f R Z")
+eps, keys, further = symbols(positive="varepsilon", integer_positive="n", nonnegative="d")
 
 
 def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
@@ -56,7 +55,6 @@ def _categorical_picture() -> Chart:
 
 @claim(
     "softmax-categorical",
-    topic="softmax",
     expected="proved",
     statement=r"\alpha_i = \frac{e^{s_i}}{\sum_j e^{s_j}} > 0 \quad\text{and}\quad \sum_i \alpha_i = 1",
     plain="Attention weights are a categorical distribution: all positive, and they sum to one.",
@@ -114,7 +112,6 @@ def _bounds_picture() -> Table:
 
 @claim(
     "softmax-bounds",
-    topic="softmax",
     expected="corrected",
     statement=r"0 < \alpha_i < \infty \quad\text{and}\quad \textstyle\sum_j e^{s_j} \ne 0, \text{ as computed}",
     plain="No weight is infinite, none is exactly zero, and the denominator is never zero.",
@@ -141,11 +138,10 @@ def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
     yield identity(own / own, 1, "one key alone has weight exactly 1", True)
     yield positive(own / (own + rest), "two keys or more: every weight is above 0", True)
     yield positive(1 - own / (own + rest), "and below 1, for the others' sum R is positive", True)
-    top, others = Symbol("s_max", real=True), Symbol("R_0", nonnegative=True)
+    top, others, short = symbols(real="s_max", nonnegative="R_0 d_n")
     shifted = exp(top - safe.shift(top))
     yield nonnegative(shifted + others - 1, "shifted, the largest term alone makes the denominator ≥ 1", True)
     yield rising(1 - exp(-further), further, 0, "no shifted term exceeds 1, since no gap is negative", True)
-    short = Symbol("d_n", nonnegative=True)
     says = "n terms of at most 1, and one more: at most n + 1"
     yield nonnegative((keys + 1) - ((keys - short) + (1 - further)), says, True)
     # The gap at which a weight becomes zero in any type: enough whatever the other keys, and tight for two.
@@ -174,15 +170,10 @@ def _computed_extremes() -> Iterator[Evidence]:
         weights = terms / terms.sum()
         exact = [rounded(arb(s).exp, kind) for s in scores]
         agree = float(terms.sum()) == limit and exact == [limit, limit]
-        yield counterexample(
-            agree and bool(weights.isnan().all()),
-            f"without the shift: a denominator that is {word}, and weights that are nan",
-            by,
-            scores=list(scores),
-            terms=terms,
-            weights=weights,
-            softmax=torch.softmax(torch.tensor(scores, dtype=kind), -1),
-        )
+        says = f"without the shift: a denominator that is {word}, and weights that are nan"
+        shifted = torch.softmax(torch.tensor(scores, dtype=kind), -1)
+        facts = {"scores": list(scores), "terms": terms, "weights": weights, "softmax": shifted}
+        yield counterexample(agree and bool(weights.isnan().all()), says, by, **facts)
 
 
 def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
@@ -221,7 +212,6 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
 
 @claim(
     "copy-gap",
-    topic="softmax",
     expected="proved",
     statement=r"\alpha_1 \ge \tfrac{1}{1+\varepsilon} \iff \textstyle\sum_{j\ne1} e^{s_j - s_1} \le \varepsilon;\quad"
     r"\min_j (s_1 - s_j) \ge \ln\tfrac{n-1}{\varepsilon} \Rightarrow \alpha_1 \ge \tfrac{1}{1+\varepsilon}"
@@ -239,7 +229,7 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
     needs=("softmax-categorical",),
 )
 def copy_gap(gap: Gap) -> Iterator[Evidence]:
-    first, another = Symbol("s_1", real=True), Symbol("s_j", real=True)
+    first, another = symbols(real="s_1 s_j")
     yield identity(exp(another) / exp(first), exp(another - first), "each other term, over e^(s_1), is e^(s_j−s_1)")
     says = "key by key, the others' sum over e^(s_1) is R = Σ e^(s_j−s_1)"
     yield identity((rest + exp(another)) / exp(first), rest / exp(first) + exp(another - first), says)
@@ -273,7 +263,6 @@ def _mask_picture() -> Table:
 
 @claim(
     "finite-mask",
-    topic="softmax",
     expected="refuted",
     statement=r"\mathrm{softmax}(s + M \cdot \mathrm{hidden}) = \mathrm{softmax}(s - \infty \cdot \mathrm{hidden})"
     r"\quad\text{for } M = -10^5,\, -10^9",

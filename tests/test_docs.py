@@ -181,9 +181,9 @@ def test_docstrings_become_pages() -> None:
     >>> half(4)
     2
     """
-    told = api.told(text)
-    assert "$x/2$ (claim `half`)" in told and "$$\n\\frac{x} {2}\n$$" in told and "\nSaid below." in told
-    assert "```python\n>>> half(4)\n2\n```" in told
+    made = api.markdown_of(text)
+    assert "$x/2$ (claim `half`)" in made and "$$\n\\frac{x} {2}\n$$" in made and "\nSaid below." in made
+    assert "```python\n>>> half(4)\n2\n```" in made
 
 
 def test_the_command_writes_a_site_and_replaces_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

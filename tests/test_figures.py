@@ -42,7 +42,7 @@ NOT_MEASURED = {
     "docs/profile.md": ["have 90%, 99% and 99.9% of the mass"],
     "docs/ranks.md": [
         "13 kB a row, 20 kB if",
-        "one or two pages of 2 kB by which",
+        "one or two pages of 2 kB",
         "A rank sends 20 kB a row for it, and 2 kB more",
     ],
 }

@@ -19,12 +19,22 @@ from torch import Tensor
 
 from avow import planner
 from avow.calibration import Rates, rates
-from avow.core import BoundEstimate, Certificate, Computed, Method, Problem, Sizes, check_numbers, check_tensor, named
+from avow.core import (
+    BoundEstimate,
+    Certificate,
+    Computed,
+    Method,
+    Problem,
+    Sizes,
+    check_numbers,
+    check_tensor,
+    dtype_name,
+)
 from avow.core.audit import Audit, audit_rows
 from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
-from avow.methods import checked_kind, exact_method, method_from, random_features
+from avow.methods import checked_class, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
 from avow.numerics.rounding import unit
 from avow.planner import Plan
@@ -97,7 +107,7 @@ def attend(
     )
     requirement = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
-    problem.measured()
+    problem.measure_norms()
     if method == "auto":
         check_automatic(parameters)
         return _attend_cheapest(problem, requirement, generator)
@@ -133,7 +143,7 @@ def plan(
     )
     requirement = checked_requirement(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
-    return _make_plan(problem.measured(), requirement, rates(sizes.device), sizes, thrifty=False)
+    return _make_plan(problem.measure_norms(), requirement, rates(sizes.device), sizes, thrifty=False)
 
 
 @no_autocast
@@ -164,7 +174,7 @@ def audit(
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
-    return audit_rows(out.detach(), p.measured(), method_from(method, {}), coverage, confidence, generator)
+    return audit_rows(out.detach(), p.measure_norms(), method_from(method, {}), coverage, confidence, generator)
 
 
 @no_autocast
@@ -227,7 +237,7 @@ def _attend_by(
     generator: torch.Generator | None,
 ) -> Attended:
     """The answer of one method; raises if that does not prove what was asked."""
-    kind = checked_kind(method, parameters)
+    kind = checked_class(method, parameters)
     if kind.is_exact and not parameters and not isinstance(method, Method):
         return attend_exact(problem, requirement)
 
@@ -284,7 +294,7 @@ def run_certified(
         computed = Computed(problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing)
     else:
         stream = random_stream(generator, problem.q.device) if method.statistical else generator
-        computed = method.compute(problem.measured(), stream)
+        computed = method.compute(problem.measure_norms(), stream)
     certificate = certify(method, problem, computed, requirement.stated)  # before reshaping: rows are canonical
     if requirement.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
         out, share, confidence = computed.out.detach(), requirement.coverage, requirement.stated
@@ -307,8 +317,8 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.is_exact)
     aim = None if requirement.rtol is None else _error_budget(problem, requirement)
-    verdicts = planner.verdicts(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
-    return Plan(tuple(planner.cheapest(verdicts)), requirement.tol, known.source, exact, requirement.rtol, aim)
+    screened = planner.screened(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
+    return Plan(tuple(planner.ranked(screened)), requirement.tol, known.source, exact, requirement.rtol, aim)
 
 
 def _error_budget(problem: Problem, requirement: Requirement, attended: Attended | None = None) -> float | None:
@@ -337,7 +347,7 @@ def _error_budget(problem: Problem, requirement: Requirement, attended: Attended
 def _unreachable(problem: Problem, requirement: Requirement, best: float, own: float) -> ToleranceUnreachable:
     """The error for exact attention that proves `best` relative to the longest value, and `own` to the answer."""
     dtype = problem.q.dtype
-    name = named(dtype)
+    name = dtype_name(dtype)
     wider = f"convert q, k and v to {'float64' if dtype == torch.float32 else 'float32'}"
     tol = math.inf if requirement.tol is None else requirement.tol
     if requirement.rtol is not None and best <= tol:

@@ -1,4 +1,4 @@
-"""Which method to run: candidates, priced → verdicts → cheapest. No tensors here, only numbers about them."""
+"""Which method to run: candidates, priced → screened → ranked. No tensors here, only numbers about them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def why_exact(self) -> str:
-        """Why no cheaper method may run: the least of each method's settings speaks for it."""
+        """Why no cheaper method may run: of each method, the reason of its cheapest setting."""
         reasons: dict[str, str] = {}
         for candidate in self.ranked:
             method = candidate.method
@@ -95,7 +95,7 @@ def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | Non
     return sorted(priced, key=lambda candidate: candidate.seconds)
 
 
-def verdicts(
+def screened(
     offers: list[Candidate],
     tol: float | None,
     accept: frozenset[Kind],
@@ -143,6 +143,6 @@ def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kin
     return (estimate.reason or f"cannot prove {tol:.3g}") if estimate.bound > limit else ""
 
 
-def cheapest(offers: list[Candidate]) -> list[Candidate]:
+def ranked(offers: list[Candidate]) -> list[Candidate]:
     """Winners by price, then losers by price."""
     return sorted(offers, key=lambda candidate: (bool(candidate.lost), candidate.seconds))

@@ -76,7 +76,7 @@ def _decoding(layer: Problem, rows: int) -> Iterator[tuple[Problem, Sketch]]:
 
 
 def _step(p: Problem, sketch: Sketch, method: Sparse) -> _Step:
-    computed = method.compute(p.measured(), torch.Generator().manual_seed(0), sketch)
+    computed = method.compute(p.measure_norms(), torch.Generator().manual_seed(0), sketch)
     certificate = certify(method, p, computed, 1 - method.chance)
     unit = per_query_head(p.norms.v.amax(-1, keepdim=True), p.q.shape[1])
     errors = torch.linalg.vector_norm(computed.out.double() - method.reference(p), dim=-1) / unit

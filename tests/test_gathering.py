@@ -64,7 +64,7 @@ def spied(method: Sparse, p: Problem, sketch: Sketch) -> tuple[Computed, Tensor]
 @pytest.mark.parametrize("chance", [0.0, 1e-2], ids=["deterministic", "statistical"])
 def test_gathering_touches_no_token_that_it_did_not_choose(chance: float) -> None:
     p = problem(n=1, s=4096)
-    p, sketch, method = p.measured(), sketched(p.k), Sparse(0.05, chance=chance)
+    p, sketch, method = p.measure_norms(), sketched(p.k), Sparse(0.05, chance=chance)
     plain, chosen = spied(method, p, sketch)
     unread = ~chosen.any(2)  # (b, g, s)
     assert float(unread.double().mean()) > 0.5

@@ -17,7 +17,7 @@ from avow.core import Certificate
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import ModelPlan, Setting, disable, enable, read_plan, verify
 from avow.integrations.transformers.enabling import layers, own_cache, replaceable
-from avow.integrations.transformers.forward import Seen, by_heads
+from avow.integrations.transformers.forward import CallView, by_heads
 from avow.integrations.transformers.model_plan import _Audit, fingerprint
 from avow.report.profile import verdict_line
 from tests.helpers.layer_audit import ask_sketches, audited
@@ -48,7 +48,7 @@ def test_each_head_answers_as_its_own_setting_does_alone() -> None:
     q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
     settings = (LOOSE, EXACT, TIGHT, LOOSE)
 
-    out, certificate = by_heads(settings, q, Seen(k, v, None, False))
+    out, certificate = by_heads(settings, q, CallView(k, v, None, False))
     for head, setting in enumerate(settings):
         own = q[:, head : head + 1], k[:, head // 2, None], v[:, head // 2, None]
         alone = avow.attend(*own, tol=setting.tol, method=setting.method)

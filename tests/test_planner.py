@@ -15,7 +15,7 @@ import avow
 from avow.calibration import Rate, Rates
 from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
 from avow.parameters import at_least, param
-from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, verdicts
+from avow.planner import WASTE, Candidate, Plan, candidates, ranked, screened
 
 SIZES = Sizes(1, 2, 2, 64, 64, 8, 8)
 SURE: frozenset[Kind] = frozenset({"deterministic"})
@@ -90,7 +90,7 @@ class Oracle:
 
 
 def winner(found: list[Candidate]) -> int:
-    first = cheapest(found)[0]
+    first = ranked(found)[0]
     assert not first.lost
     return int(first.method.parameters["price"])
 
@@ -100,26 +100,26 @@ def test_candidates_come_priced_and_cheapest_first() -> None:
 
 
 def test_the_cheapest_that_keeps_the_tolerance_wins() -> None:
-    assert winner(verdicts(offers(Standard, Pretend), 1e-2, SURE, Oracle(), thrifty=False)) == 20
-    assert winner(verdicts(offers(Standard, Pretend), 1e-4, SURE, Oracle(), thrifty=False)) == 1000
+    assert winner(screened(offers(Standard, Pretend), 1e-2, SURE, Oracle(), thrifty=False)) == 20
+    assert winner(screened(offers(Standard, Pretend), 1e-4, SURE, Oracle(), thrifty=False)) == 1000
 
 
 def test_a_guess_must_clear_the_tolerance_by_a_margin() -> None:
     for bound, price in ((0.6e-2, 20), (0.8e-2, 1000)):
         guess = Oracle(bound, certain=False)
-        assert winner(verdicts(offers(Standard, Pretend), 1e-2, SURE, guess, thrifty=False)) == price
-        assert winner(verdicts(offers(Standard, Pretend), 1e-2, SURE, Oracle(bound), thrifty=False)) == 20
+        assert winner(screened(offers(Standard, Pretend), 1e-2, SURE, guess, thrifty=False)) == price
+        assert winner(screened(offers(Standard, Pretend), 1e-2, SURE, Oracle(bound), thrifty=False)) == 20
 
 
 def test_a_thrifty_judge_never_asks_what_might_waste_a_tenth_of_exact() -> None:
     oracle = Oracle()
-    found = verdicts(offers(Standard, Pretend), 1e-2, SURE, oracle, thrifty=True)
+    found = screened(offers(Standard, Pretend), 1e-2, SURE, oracle, thrifty=True)
     assert WASTE == 0.1 and 900 not in oracle.asked
     assert sum(price for price in oracle.asked if price != 1000) <= WASTE * 1000
     (dear,) = (c for c in found if c.seconds == 900)
     assert dear.lost == "estimated trial cost exceeds 10% of exact" and dear.estimate is None
     generous = Oracle()
-    verdicts(offers(Standard, Pretend), 1e-2, SURE, generous, thrifty=False)
+    screened(offers(Standard, Pretend), 1e-2, SURE, generous, thrifty=False)
     assert 900 in generous.asked
 
 
@@ -137,7 +137,7 @@ class Many(Pretend):
 @pytest.mark.parametrize("bound", [1e-3, 2.0], ids=["all promise", "none promises"])
 def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float) -> None:
     oracle = Oracle(bound)
-    found = verdicts(offers(Standard, Many), 1e-2, SURE, oracle, thrifty=True)
+    found = screened(offers(Standard, Many), 1e-2, SURE, oracle, thrifty=True)
     tried = sum(c.seconds for c in found if not c.lost and c.method.name == "many")
     assert tried <= WASTE * 1000
     if bound < 1:
@@ -147,7 +147,7 @@ def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float
 def test_nothing_dearer_than_exact_is_asked() -> None:
     rate = {"standard": Rate(0.0, 0.0, 1.0), "pretend": Rate(0.0, 0.0, 100.0)}
     oracle = Oracle()
-    found = verdicts(candidates(SIZES, Rates(rate, "made up"), (Standard, Pretend)), 1e-2, SURE, oracle, thrifty=False)
+    found = screened(candidates(SIZES, Rates(rate, "made up"), (Standard, Pretend)), 1e-2, SURE, oracle, thrifty=False)
     assert oracle.asked == [1000]
     assert [c.lost for c in found if c.method.name == "pretend"] == ["costs more than exact"] * 3
 
@@ -168,7 +168,7 @@ def test_nothing_dearer_than_exact_is_asked() -> None:
     ],
 )
 def test_every_loser_knows_why(tol: float | None, oracle: Oracle, lost: str) -> None:
-    found = verdicts(offers(Standard, Pretend, Stranger), tol, SURE, oracle, thrifty=False)
+    found = screened(offers(Standard, Pretend, Stranger), tol, SURE, oracle, thrifty=False)
     assert {c.lost for c in found if c.method.name == "pretend"} == {lost}
     assert [c.lost for c in found if c.method.name == "stranger"] == ["its target is strange attention"]
     assert winner(found) == 1000
@@ -176,7 +176,7 @@ def test_every_loser_knows_why(tol: float | None, oracle: Oracle, lost: str) -> 
 
 def test_a_statistical_promise_wins_where_it_is_accepted() -> None:
     both: frozenset[Kind] = frozenset({"deterministic", "statistical"})
-    assert winner(verdicts(offers(Standard, Pretend), 1e-2, both, Oracle(1e-3, "statistical"), thrifty=False)) == 20
+    assert winner(screened(offers(Standard, Pretend), 1e-2, both, Oracle(1e-3, "statistical"), thrifty=False)) == 20
 
 
 def test_a_plan_names_every_candidate_and_one_winner() -> None:

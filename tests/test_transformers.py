@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 import avow
 from avow.integrations.transformers import disable, enable, statement
 from avow.integrations.transformers.enabling import softmax_methods
-from avow.integrations.transformers.forward import register, seen
+from avow.integrations.transformers.forward import register, simplified_call
 from tests.helpers.layer_audit import Audited, audited
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
@@ -171,7 +171,7 @@ EVERYTHING = torch.ones(2, 1, 6, 6, dtype=torch.bool)
 def test_a_mask_in_plain_words_says_the_same(given: Tensor, plain: tuple[tuple[int, ...] | None, bool]) -> None:
     query, key = torch.zeros(2, 4, given.shape[-2], 8), torch.zeros(2, 2, 6, 8)
     for mask in (given, torch.where(given, 0.0, -torch.inf), torch.where(given, 0.0, torch.finfo(torch.float32).min)):
-        found = seen(query, key, key, mask, causal=True)
+        found = simplified_call(query, key, key, mask, causal=True)
         said = torch.ones_like(given) if found.mask is None else found.mask.expand_as(given)
         assert torch.equal(said & PAST if found.causal else said, given)
         assert (None if found.mask is None else tuple(found.mask.shape), found.causal) == plain

@@ -15,7 +15,7 @@ from transformers import DynamicCache, Qwen3Config
 import avow
 from avow.errors import NotDifferentiable, ParameterError
 from avow.integrations.transformers import CertifiedCache, Setting, disable, enable
-from avow.integrations.transformers.cache import CertifiedLayer, behind
+from avow.integrations.transformers.cache import CertifiedLayer, cache_of
 from avow.integrations.transformers.forward import attention_forward
 from avow.nn import KeyValueCache
 from tests.helpers.layer_audit import ask_sketches, audited
@@ -230,14 +230,14 @@ def test_what_fails_in_one_layer_changes_none(
 def test_only_keys_and_values_as_they_were_shown_are_answered_for_by_a_cache() -> None:
     layer = CertifiedLayer()
     k, v = layer.update(*torch.randn(2, 1, 2, 5, 8))
-    assert behind(k, v) is layer.cache is not None
-    assert behind(k, v * 2) is None
-    assert behind(k.clone(), v) is None
-    assert behind(k, torch.randn(1, 2, 5, 8)) is None
+    assert cache_of(k, v) is layer.cache is not None
+    assert cache_of(k, v * 2) is None
+    assert cache_of(k.clone(), v) is None
+    assert cache_of(k, torch.randn(1, 2, 5, 8)) is None
     other = CertifiedLayer()
-    assert behind(k, other.update(*torch.randn(2, 1, 2, 5, 8))[1]) is None
+    assert cache_of(k, other.update(*torch.randn(2, 1, 2, 5, 8))[1]) is None
     layer.update(*torch.randn(2, 1, 2, 1, 8))
-    assert behind(k, v) is None
+    assert cache_of(k, v) is None
 
 
 def test_a_cache_does_not_drop_gradients_in_silence() -> None:

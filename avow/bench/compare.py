@@ -23,7 +23,7 @@ from avow.bench.clock import pace, peak_bytes
 from avow.bench.workloads import Workload
 from avow.calibration import rates
 from avow.core import SOFTMAX as SOFTMAX
-from avow.core import Certificate, Method, Sizes, named
+from avow.core import Certificate, Method, Sizes, dtype_name
 from avow.core.audit import audit_rows
 from avow.core.timing import timed
 from avow.errors import AvowError, ToleranceUnreachable
@@ -132,7 +132,7 @@ class Board:
 
     def plain(self) -> dict[str, Any]:
         names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")
-        sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": named(self.sizes.dtype)}
+        sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": dtype_name(self.sizes.dtype)}
         steps = None if self.decoding is None else dataclasses.asdict(self.decoding)
         rows = [row.plain() for row in self.rows]
         return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}

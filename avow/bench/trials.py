@@ -85,7 +85,7 @@ def _selected(
 ) -> tuple[Float[Tensor, "1 1 n e"], Certificate, float]:
     """What `attend` gives, and what no certificate holds: the share of the tokens that were read."""
     problem = head.problem
-    computed = method.compute(problem.measured(), generator)
+    computed = method.compute(problem.measure_norms(), generator)
     pairs = problem.q.shape[-2] * problem.k.shape[-2]
     return computed.out, certify(method, problem, computed, 1.0), float(computed.trace.read.sum()) / pairs
 

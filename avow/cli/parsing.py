@@ -20,10 +20,10 @@ from torch import Tensor
 
 from avow import file_io
 from avow.cli.options import split
-from avow.core import DTYPES, named
+from avow.core import DTYPES, dtype_name
 from avow.errors import FileError, ParameterError
 
-_DTYPES = {named(dtype): dtype for dtype in DTYPES}
+_DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
 def fraction(name: str, text: str) -> Fraction:

@@ -34,5 +34,5 @@ from avow.core.problem import Sizes as Sizes
 from avow.core.problem import check_dtype as check_dtype
 from avow.core.problem import check_numbers as check_numbers
 from avow.core.problem import check_tensor as check_tensor
+from avow.core.problem import dtype_name as dtype_name
 from avow.core.problem import has_tangents as has_tangents
-from avow.core.problem import named as named

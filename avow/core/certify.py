@@ -25,7 +25,7 @@ from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.norms import at_least, length_floors, lengths
 
-# Less than SAFETY adds to any bound.
+# Charges below this are left out: SAFETY adds more to any bound.
 _NOTHING = 1e-22
 # Under a mask the longest value of all stands for each row's own if no value is this much shorter.
 _ALIKE = 8.0
@@ -38,7 +38,7 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
         promise, own = Promise("deterministic", rows, assumptions=("there was nothing to attend to",)), rows
     else:
         with torch.no_grad():
-            p = p.measured().detached()
+            p = p.measure_norms().detached()
             promise = method.promise(p, computed, confidence)
             promise = dataclasses.replace(promise, rows=promise.rows + _subnormal_charge(method, p))
             own = relative_rows(p, computed.out, promise.rows)
@@ -72,7 +72,7 @@ def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:
             keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
             moved = rounding.misread_logits(norms.q, keys, p.scale, p.q.shape[-1], p.q.dtype)
             rows = rounding.softmax_l1_bound(moved) * rounding.SAFETY
-    unread = math.sqrt(p.v.shape[-1]) * rounding.largest_subnormal(p.q.dtype)
+    unread = math.sqrt(p.v.shape[-1]) * rounding.flush_threshold(p.q.dtype)
     if unread > _NOTHING * norms.least_value:
         longest, unit = _longest_value_range(p)
         rows = rows + torch.where(longest > 0, (torch.full_like(unit, unread) / unit).clamp(max=1.0), 0.0)
@@ -80,7 +80,7 @@ def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:
 
 
 def _trivial(p: Problem, out: Tensor) -> Tensor:
-    """No answer is further from an average of the values that its row sees than both are long."""
+    """The distance of an answer from an average of the values its row sees is at most the sum of both lengths."""
     longest, unit = _longest_value_range(p)
     return torch.where(longest > 0, (lengths(out) + longest) * rounding.SAFETY / unit, math.inf)
 
@@ -111,7 +111,7 @@ def absolute_errors(rows: Float64[Tensor, "*rows"], longest: Float64[Tensor, "*#
     return torch.where(none, 0.0, allowed.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
-def longest_values(p: Problem) -> Float64[Tensor, "b h #n"]:
+def longest_value_above(p: Problem) -> Float64[Tensor, "b h #n"]:
     """At least the length of the longest value that each row sees."""
     norms = p.norms
     if p.allowed is not None:
@@ -126,7 +126,7 @@ def relative_rows(
     p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
 ) -> Float64[Tensor, "b h n"]:
     """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
-    return relative_errors(absolute_errors(rows, longest_values(p)), length_floors(out.detach()))
+    return relative_errors(absolute_errors(rows, longest_value_above(p)), length_floors(out.detach()))
 
 
 def aimed_bound(ratio: float, rtol: float) -> float:
@@ -135,7 +135,7 @@ def aimed_bound(ratio: float, rtol: float) -> float:
 
 
 def proved_ratio(certificate: Certificate) -> float:
-    """At most how long any true answer is beside the longest value of its row; 0 if nothing of that is proved."""
+    """A proved lower bound on (length of a true answer) / (longest value of its row), for all rows; 0 if none is."""
     some = certificate.rows > 0
     ratios = torch.where(some, certificate.rows / certificate.relative_rows.clamp(min=1e-300), 1.0)
     return float(ratios.amin()) if ratios.numel() else 1.0
@@ -146,7 +146,7 @@ def shortest_ratio(p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tens
 
     It is proved if errors are small beside the answers. If they are not, a quarter of what was given is a guess.
     """
-    longest, floors = longest_values(p).expand(rows.shape), length_floors(out.detach())
+    longest, floors = longest_value_above(p).expand(rows.shape), length_floors(out.detach())
     left = torch.maximum(floors - absolute_errors(rows, longest), floors / 4)
     ratios = torch.where(longest > 0, left / longest.clamp(min=1e-300), 1.0)
     return max(0.0, float(ratios.amin())) if ratios.numel() else 1.0

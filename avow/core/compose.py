@@ -161,7 +161,7 @@ class Partial:
         with torch.no_grad():
             size = torch.where(seen, longest, 0.0).double()
             stray = torch.where(seen, stray, 0.0)
-            # No certificate is needed to know that answer and truth are no further apart than both are long.
+            # Without any certificate, answer and truth are at most the sum of their lengths apart.
             claimed = torch.nan_to_num(certificate.rows.double() * size, nan=math.inf, posinf=math.inf)
             claimed = claimed + torch.where(size > 0, rounding.tiny(torch.float64), 0.0)
             error = torch.minimum(torch.where(seen, claimed, 0.0), lengths(wide) + size)

@@ -55,7 +55,7 @@ class Method(ABC):
     random: ClassVar[bool] = False
     """Whether the answer depends on a random draw."""
     averages: ClassVar[bool] = False
-    """Whether the target's rows are averages of the values they see: no answer is then further off than both are long.
+    """Whether the target's rows are averages of the values they see: errors are then at most ‖answer‖ + longest value.
     """
     selects_tokens: ClassVar[bool] = False
     """Whether a row reads only some of the tokens in full. That saves memory traffic, not arithmetic, so it pays where

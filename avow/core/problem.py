@@ -165,7 +165,7 @@ class Problem:
         assert self.known_norms is not None
         return self.known_norms
 
-    def measured(self) -> Problem:
+    def measure_norms(self) -> Problem:
         """This problem, its norms measured by now; raises if numbers are bad."""
         assert self.norms is not None
         return self
@@ -296,7 +296,7 @@ class Norms:
         return float(self.v.amin()) if self.v.numel() else 0.0
 
 
-def named(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """The name of a type as a sentence has it."""
     return str(dtype).removeprefix("torch.")
 
@@ -304,7 +304,7 @@ def named(dtype: torch.dtype) -> str:
 def check_dtype(name: str, dtype: torch.dtype, remedy: str) -> None:
     """Raise if nothing can be computed in a type."""
     if dtype not in DTYPES:
-        raise DtypeError(name, dtype, f"must be one of {', '.join(map(named, DTYPES))}", remedy)
+        raise DtypeError(name, dtype, f"must be one of {', '.join(map(dtype_name, DTYPES))}", remedy)
 
 
 def check_tensor(name: str, x: object) -> None:

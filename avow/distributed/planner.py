@@ -58,8 +58,8 @@ def choose(
     accepted: frozenset[Kind] = frozenset(("deterministic", "statistical") if confidence < 1 else ("deterministic",))
 
     def plan(estimate: Callable[[Method], BoundEstimate]) -> tuple[list[Method], str]:
-        judged = planner.verdicts(offers, tol, accepted, estimator=estimate, thrifty=True)
-        ranked = Plan(tuple(planner.cheapest(judged)), tol, "")
+        judged = planner.screened(offers, tol, accepted, estimator=estimate, thrifty=True)
+        ranked = Plan(tuple(planner.ranked(judged)), tol, "")
         return [candidate.method for candidate in ranked.ranked if not candidate.lost], ranked.why_exact
 
     hopeful, reason = plan(functools.partial(_best_case, confidence=confidence))

@@ -357,7 +357,7 @@ def _agreed_rounding(
     misread = rounding.misread_logits(queries, key, p.scale, d, dtype)
     delta = abs(p.scale) * queries * key * (rounding.gamma(d + 8, u) + 64 * u) + shifted + misread
     lost = (task.keys + 8) * rounding.tiny(torch.float64) * whole.size
-    lost = lost + rounding.tiny(dtype) + rounding.largest_subnormal(dtype)
+    lost = lost + rounding.tiny(dtype) + rounding.flush_threshold(dtype)
     lost = math.sqrt(p.v.shape[-1]) * lost / unit.clamp(min=2.0**-1022)
     final = 0.0 if dtype == torch.float64 else rounding.unit(dtype)
     return _Rounding(whole, unit, delta, lost, SUMS * max(1.0, task.keys / 2**22), final, task)

@@ -11,7 +11,7 @@ import torch
 from starlette.requests import Request
 
 from avow import file_io
-from avow.core import DTYPES, named
+from avow.core import DTYPES, dtype_name
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
 from avow.lab.security import Refused, read_body
 
@@ -76,7 +76,7 @@ class FileStore:
         self._files[handle] = content
         while len(self._files) > _FILES:
             self._files.popitem(last=False)
-        held = {name: {"shape": list(x.shape), "dtype": named(x.dtype)} for name, x in tensors.items()}
+        held = {name: {"shape": list(x.shape), "dtype": dtype_name(x.dtype)} for name, x in tensors.items()}
         return {"file": handle, "tensors": held}
 
     def get(self, handle: str) -> bytes:

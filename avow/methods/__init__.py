@@ -51,7 +51,7 @@ def exact_method() -> type[Method]:
     return method_named("exact")
 
 
-def checked_kind(method: str | Method, parameters: Mapping[str, Any]) -> type[Method]:
+def checked_class(method: str | Method, parameters: Mapping[str, Any]) -> type[Method]:
     """The class of a method that is given by name or as an object; raises if `parameters` do not fit it.
 
     An object has its parameters already, so none may stand beside it.
@@ -68,7 +68,7 @@ def checked_kind(method: str | Method, parameters: Mapping[str, Any]) -> type[Me
 
 def method_from(method: str | Method, parameters: Mapping[str, Any]) -> Method:
     """The method given by name and parameters, or as an object."""
-    kind = checked_kind(method, parameters)
+    kind = checked_class(method, parameters)
     return method if isinstance(method, Method) else kind(**parameters)
 
 

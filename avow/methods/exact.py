@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, has_tangents, named
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, dtype_name, has_tangents
 from avow.core.timing import timed
 from avow.errors import is_out_of_memory
 from avow.numerics import heads, rounding
@@ -150,7 +150,7 @@ class Exact(Method):
     def assumption(self, p: Problem) -> str:
         """What the promise rests on."""
         kind = self.arithmetic(p.q.dtype)
-        wide = named(rounding.accumulator(kind))
+        wide = dtype_name(rounding.accumulator(kind))
         if p.q.device.type != "cpu":
             tiles, right = f"tiles of 32 to {rounding.largest_tile(p.q.device.type)} keys", "64 ulp"
         else:
@@ -238,7 +238,7 @@ def _shares(p: Problem, out: Tensor) -> Tensor:
     norms, masked = p.norms, p.allowed is not None and p.allowed.shape[-2] > 1
     least = norms.least_value * (1 - norms.slack)
     # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
-    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else heads.longest_values(p)
+    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else heads.longest_value_below(p)
     lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
     lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)

@@ -143,7 +143,7 @@ class Latent(Method):
         reach = scale * norms.q * longest  # the largest logit of a row, by Cauchy–Schwarz: latent keys are no longer
         logit = products.dot(d + 8) + 8 * u
         misread = rounding.misread_logits(norms.q, longest, p.scale, d, dtype)
-        floor = 8 * d * max(tiny, rounding.largest_subnormal(dtype)) * (1 + scale)
+        floor = 8 * d * max(tiny, rounding.flush_threshold(dtype)) * (1 + scale)
 
         def argument(size: Tensor) -> Tensor:
             """Biasing rounds numbers as large as the bias; shifting, what is above underflow or twice a logit at most.

@@ -139,7 +139,7 @@ class Separable(Method):
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
-        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.largest_subnormal(dtype) / self.temperature
+        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.flush_threshold(dtype) / self.temperature
         if p.bias is not None or self.temperature != 1 or kernel is not None:
             # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted; and so
             # do logarithms to base 2.

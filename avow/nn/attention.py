@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.core import SOFTMAX, Method, Problem, check_tensor, named
+from avow.core import SOFTMAX, Method, Problem, check_tensor, dtype_name
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_from
 from avow.nn.config import check_count, check_dropout, check_heads
@@ -217,7 +217,7 @@ class Attention(nn.Module):
         if mask is not None:
             check_tensor("mask", mask)
             if mask.dtype != torch.bool or mask.shape != (k.shape[0], k.shape[-2]):
-                value = f"{named(mask.dtype)} {tuple(mask.shape)}"
+                value = f"{dtype_name(mask.dtype)} {tuple(mask.shape)}"
                 rule = f"must be bool {(k.shape[0], k.shape[-2])}"
                 raise ShapeError("mask", value, rule, "say for each key of each sequence whether it may be seen")
             mask = mask[:, None, None]  # (b, 1, 1, s)

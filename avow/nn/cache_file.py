@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from avow import file_io
-from avow.core import DTYPES, named
+from avow.core import DTYPES, dtype_name
 from avow.errors import FileError
 from avow.numerics.norms import LONGEST_KEY
 from avow.numerics.sketch import GROUP, METRIC_RANGE
@@ -59,7 +59,7 @@ def write(path: Path, saved: Saved) -> None:
     from safetensors.torch import save
 
     content = {name: x.detach().cpu().contiguous() for name, x in saved.tensors.items()}
-    facts = json.dumps({"made": saved.sizes, "dtype": named(saved.dtype), "state": saved.state}, sort_keys=True)
+    facts = json.dumps({"made": saved.sizes, "dtype": dtype_name(saved.dtype), "state": saved.state}, sort_keys=True)
     file_io.write(path, save(content, {"format": FORMAT, "facts": facts, "digest": _digest(content, facts)}))
 
 
@@ -85,7 +85,7 @@ class _Misfit(Exception):
 
 def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
     _check_names("its facts", facts, ("made", "dtype", "state"))
-    sizes, state, kinds = facts["made"], facts["state"], {named(x): x for x in DTYPES}
+    sizes, state, kinds = facts["made"], facts["state"], {dtype_name(x): x for x in DTYPES}
     _check_names("made", sizes, SIZES)
     _check_names("state", state, STATE)
     for name in SIZES:

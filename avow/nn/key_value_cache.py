@@ -94,16 +94,16 @@ class KeyValueCache(TokenBuffers):
     """
 
     # What a cache that was just made has learnt: nothing.
-    _pause, _left, _asked = 0, 0, ""
-    _bold: Tensor | None = None
+    _pause, _pause_left, _asked = 0, 0, ""
+    _unread_hint: Tensor | None = None
     """What the last look at the sketch found the next may leave unread at first."""
-    _shortness: float | None = None
+    _answer_ratio: float | None = None
     """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
     _checked: _Arguments | None = None
     """The arguments of the last call, which were checked then."""
 
     @functools.cached_property
-    def _reads(self) -> SplitKExact:
+    def _exact_reader(self) -> SplitKExact:
         return SplitKExact()
 
     @functools.cached_property
@@ -153,7 +153,7 @@ class KeyValueCache(TokenBuffers):
             raise ParameterError("method", repr(method), rule, "make the cache with bits=4")
         requirement = checked_requirement(tol, confidence, rtol=rtol)
         check_generator(generator)
-        self._measure()
+        self._measure_written()
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             call = _Call(*self._problem(q, scale), requirement, generator, method)
@@ -164,18 +164,18 @@ class KeyValueCache(TokenBuffers):
             if paid:
                 self._pause = 0
             elif paid is not None:
-                self._rest()
+                self._start_pause()
             return self._attend_within(call, requirement.tol) if rtol is None else self._attend_within_rtol(call)
 
     def _attend_within(self, call: _Call, aim: float | None) -> Attended:
         """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
-        confidence, why = call.requirement.confidence, self._why_not(call.requirement, call.method)
+        confidence, why = call.requirement.confidence, self._skip_reason(call.requirement, call.method)
         if aim is not None and not why and not call.problem.empty:
             unfit = self._steps.unfit(call.problem, aim, confidence, self.bits, self._wide, self.window)
             if not unfit:
                 bounds = self._sketch(0), self._lengths(call), self._extremes[..., 1]
                 return Attended(*self._steps.step(call.problem, *bounds, aim, confidence, call.generator))
-            call = self._measured(call)
+            call = self._with_norms(call)
             answer = self._from_some_tokens(call, aim, unfit)
             if isinstance(answer, Attended):
                 return answer
@@ -184,21 +184,21 @@ class KeyValueCache(TokenBuffers):
 
     def _attend_within_rtol(self, call: _Call) -> Attended:
         """The answer within the required `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
-        call = self._measured(call)
+        call = self._with_norms(call)
         problem, tol, rtol = call.problem, call.requirement.tol, call.requirement.rtol
         assert rtol is not None
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             remedy = "use tol=, which kernels keep by themselves, or attend outside of the graph"
             raise ParameterError("rtol", rtol, "cannot be checked while a CUDA graph is captured", remedy)
-        if self._shortness is None:
-            self._shortness = 1 / math.sqrt(self.length)
+        if self._answer_ratio is None:
+            self._answer_ratio = 1 / math.sqrt(self.length)
         reason = ""
         for _ in range(2):
-            aim = min(math.inf if tol is None else tol, aimed_bound(self._shortness, rtol))
+            aim = min(math.inf if tol is None else tol, aimed_bound(self._answer_ratio, rtol))
             attended = self._attend_within(call, aim)
             certificate = attended.certificate
             if not problem.empty:
-                self._shortness = shortest_ratio(problem, attended.out, certificate.rows)
+                self._answer_ratio = shortest_ratio(problem, attended.out, certificate.rows)
             if call.requirement.met_by(certificate):
                 return attended
             reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
@@ -235,12 +235,12 @@ class KeyValueCache(TokenBuffers):
         if not usual or not serves(q, v):
             return None
         reason = functools.partial(self._why_all, tol is None, method, self.length)
-        answer = self._reads.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
+        answer = self._exact_reader.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
         return None if answer is None else Attended(*answer)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
-        self._measure()
+        self._measure_written()
         if self.bits is not None:
             with torch.autocast(self.device.type, enabled=False):
                 self._sketch(0)
@@ -267,7 +267,7 @@ class KeyValueCache(TokenBuffers):
             raise FileError("path", path, rule, "save the cache again") from error
         for name in ("pause", "left", "asked", "shortness"):
             setattr(cache, f"_{name}", saved.state[name])
-        cache._bold = saved.tensors["bold"].to(cache.device) if "bold" in saved.tensors else None
+        cache._unread_hint = saved.tensors["bold"].to(cache.device) if "bold" in saved.tensors else None
         return cache
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
@@ -303,7 +303,7 @@ class KeyValueCache(TokenBuffers):
         seen = tokens <= own
         return seen if self.window is None else seen & (tokens > own - self.window)
 
-    def _measured(self, call: _Call) -> _Call:
+    def _with_norms(self, call: _Call) -> _Call:
         """The same call, with norms in its problem: the longest of each head, or of each token if that matters."""
         if call.problem.known_norms is not None:
             return call
@@ -319,8 +319,8 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, call: _Call) -> Tensor:
         return self._buffers["norms"][:, :, call.first : call.first + call.problem.k.shape[-2]]
 
-    def _why_not(self, requirement: Requirement, method: str) -> str:
-        """Why the sketch is not even looked at; empty if it is."""
+    def _skip_reason(self, requirement: Requirement, method: str) -> str:
+        """Why this step does not look at the sketch, empty if it does; counts a pause down."""
         short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
         exact = requirement.exact
         if method == "sparse" and not exact:
@@ -329,12 +329,12 @@ class KeyValueCache(TokenBuffers):
             return self._why_all(exact, method, self.length)
         limits = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
         if limits != self._asked:
-            self._asked, self._pause, self._left, self._bold = limits, 0, 0, None
-        if self._left == 0:
+            self._asked, self._pause, self._pause_left, self._unread_hint = limits, 0, 0, None
+        if self._pause_left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether sparse decoding pays again is not known yet" if waits else ""
-        self._left -= 1
-        return f"sparse decoding did not pay; retrying in {self._left} steps"
+        self._pause_left -= 1
+        return f"sparse decoding did not pay; retrying in {self._pause_left} steps"
 
     def _why_all(self, exact: bool, method: str, length: int) -> str:
         """Why all of so many tokens are read without a look at the sketch."""
@@ -351,10 +351,10 @@ class KeyValueCache(TokenBuffers):
         look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
         return look + more * 2**16 / self.length + gathered * share
 
-    def _rest(self) -> None:
+    def _start_pause(self) -> None:
         """Answers exactly for a while, twice as long as the last time."""
         self._pause = next_pause(self._pause)
-        self._left = self._pause
+        self._pause_left = self._pause
 
     def _from_some_tokens(self, call: _Call, tol: float, unfit: str) -> Attended | str:
         """The answer from a part of the tokens if that pays, or is asked for, and keeps `tol`; else why not.
@@ -370,7 +370,7 @@ class KeyValueCache(TokenBuffers):
         except NotCompiled as error:
             return f"the look at the sketch could not be compiled ({error}), and plain torch takes longer"
         except NothingToSave as error:
-            self._rest()
+            self._start_pause()
             return str(error)
         self._pause = 0
         certificate = certify(method, problem, computed, confidence)
@@ -385,10 +385,10 @@ class KeyValueCache(TokenBuffers):
         """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
         if self.device.type == "cpu" and self.window is None and not problem.empty:
-            answer = self._reads.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
+            answer = self._exact_reader.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
             if answer is not None:
                 return Attended(*answer)
-        return attend_exact(self._measured(call).problem, requirement, reason)
+        return attend_exact(self._with_norms(call).problem, requirement, reason)
 
     def _computed(self, method: Sparse, call: _Call) -> Computed:
         """The answer from a part of the tokens: one query of each head by the quick way, if numbers are usual."""
@@ -415,11 +415,11 @@ class KeyValueCache(TokenBuffers):
         tokens = problem.k, problem.v, self._sketch(call.first), problem.scale
         bounds = self._longest, lengths, longest, most
         compiled = self.device.type == "cpu" and self.length >= _COMPILED
-        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._bold)
+        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._unread_hint)
         if call.method != "sparse" and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
         reading = skim.read()
-        self._bold = reading.bolder
+        self._unread_hint = reading.bolder
         unit, read, lost = (
             x.unsqueeze(-1).expand(reading.moved.shape).reshape(b, h, 1)
             for x in (most, reading.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)

@@ -143,8 +143,8 @@ class SplitKExact:
         longest = [x * (1 - error) for x in known.values]
         lengths = [x / longest[i // siblings] for i, x in enumerate(own)] or [0.0] * len(norms)
         bounds = [split.bound(x * known.keys[i // siblings] * factor, lengths[i]) for i, x in enumerate(norms)]
-        # The next answers are expected to be no longer than these, or than others lately; if these were too long they
-        # are computed again, which for a dozen answers or so is not risked again.
+        # The bound assumed that answers are no longer than recent ones. If these are longer, they are computed again,
+        # and the next dozen or so steps assume nothing.
         if not max(bounds) <= wanted:
             self._ratio = 1.0
             return None

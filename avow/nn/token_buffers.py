@@ -150,13 +150,13 @@ class TokenBuffers:
     @property
     def holding(self) -> Holding:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
-        self._measure()
+        self._measure_written()
         lengths = self._buffers["norms"][:, :, : self._position - self._base].double()
         error = norm_slack(max(self.dim, self.value_dim), self.dtype, self.dtype == torch.float64)
         sketch = None if self.bits is None else self._sketch(0)
         return Holding(*self.tokens, lengths, self._longest, error, sketch)
 
-    def measured(
+    def checked_norms(
         self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
     ) -> tuple[Float64[Tensor, "b g l"], Float64[Tensor, "b g l"]]:
         """At least the lengths of tokens' keys and values; raises if `append` would."""
@@ -177,8 +177,8 @@ class TokenBuffers:
 
     @torch.inference_mode(False)
     def _append(self, k: Tensor, v: Tensor) -> None:
-        self._measure()
-        longest, norms = self.measured(k, v)
+        self._measure_written()
+        longest, norms = self.checked_norms(k, v)
         k, v = k.detach(), v.detach()
         count = k.shape[-2]
         if count == 0:
@@ -222,7 +222,7 @@ class TokenBuffers:
             self.append(k, v)
             self._check_norms(norms, v)
         if held:
-            self._measure()
+            self._measure_written()
             self._known_bounds = None
             # Measured together with others, lengths differ in their last digits.
             self._buffers["norms"][:, :, :held] = tensors["norms"]
@@ -243,7 +243,7 @@ class TokenBuffers:
         """Whether this was one token of usual numbers, for which there is room on a CPU; if so, it is written.
 
         Decoding waits for this at every layer and token, so nothing else is done: the rest is made up for by
-        `_measure` when it is asked for.
+        `_measure_written` when it is asked for.
         """
         at, buffers = self._position - self._base, self._buffers
         keys, values = buffers["keys"], buffers["values"]
@@ -275,8 +275,8 @@ class TokenBuffers:
         self._unmeasured += 1
         return True
 
-    def _measure(self) -> None:
-        """Makes up for what was not done for tokens that were only written."""
+    def _measure_written(self) -> None:
+        """Measures the tokens that `_write_one` only wrote."""
         if not self._unmeasured:
             return
         end = self._position - self._base
@@ -307,7 +307,7 @@ class TokenBuffers:
     def _length_bounds(self) -> LengthBounds:
         """What is known of the tokens' lengths, in plain numbers."""
         if self._known_bounds is None:
-            self._measure()
+            self._measure_written()
             shortest, longest = self._extremes.flatten(0, 1).T.tolist()
             self._known_bounds = LengthBounds(self._longest.flatten().tolist(), longest, min(shortest))
         return self._known_bounds

@@ -102,7 +102,7 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
     return visible_max(p, per_query_head(lengths, p.q.shape[1]))
 
 
-def longest_values(p: Problem) -> Float[Tensor, "b h #n"]:
+def longest_value_below(p: Problem) -> Float[Tensor, "b h #n"]:
     """At most the largest value norm each row sees; zero where it sees none, or float64 cannot tell it from zero."""
     return at_least(longest_seen(p, p.norms.v), p.norms.slack, p.v.shape[-1])
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.errors import NonFiniteError, RangeError
-from avow.numerics.rounding import SAFETY, accumulator, gamma, largest_subnormal, tiny, unit
+from avow.numerics.rounding import SAFETY, accumulator, flush_threshold, gamma, tiny, unit
 
 LONGEST_KEY = 1e150
 """Beyond this, squared norms leave float64."""
@@ -52,7 +52,7 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
         if kind == torch.float64 and (size := float(x.abs().amax())) > 0:
             exponent = max(-1000, min(1000, math.frexp(size)[1]))
         wide = torch.linalg.vector_norm(widened(x) * 2.0**-exponent, dim=-1) * 2.0**exponent
-        vanishing = 2.0 ** (exponent - 500) + 2 * largest_subnormal(kind) if kind == torch.float64 else 0.0
+        vanishing = 2.0 ** (exponent - 500) + 2 * flush_threshold(kind) if kind == torch.float64 else 0.0
     d = x.shape[-1]
     return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d))
 

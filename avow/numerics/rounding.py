@@ -53,7 +53,7 @@ def tiny(dtype: torch.dtype) -> float:
     return _TINY[dtype]
 
 
-def largest_subnormal(dtype: torch.dtype) -> float:
+def flush_threshold(dtype: torch.dtype) -> float:
     """Numbers of a type that are smaller may be read as zero."""
     return _UNREAD[dtype]
 
@@ -63,7 +63,7 @@ def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype
 
     |(q + a)·(k + b) − q·k| ≤ |a||k| + |q||b| + |a||b| with |a|, |b| ≤ √d·unread.
     """
-    step = 2 * math.sqrt(dim) * largest_subnormal(dtype)
+    step = 2 * math.sqrt(dim) * flush_threshold(dtype)
     return abs(scale) * step * (query + key + step)
 
 
@@ -104,7 +104,8 @@ def products(dtype: torch.dtype, device: str) -> Products:
     """How matrix products round for inputs of a type, the user's precision switches obeyed.
 
     On a GPU, tensor cores may truncate where IEEE rounds, which doubles the unit, and float32 attention may run as
-    three TF32 passes, which stay within eight units. A CPU that has no narrower products is asked whether it has.
+    three TF32 passes, which stay within eight units. Whether a CPU honours narrower products is
+    tested once on it.
     """
     u = unit(accumulator(dtype))
     entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(_float32_products(device), 0.0)
@@ -142,7 +143,10 @@ def _narrows_on_cpu(word: str, onednn: bool) -> bool:
 
 
 def largest_tile(device: str) -> int:
-    """The most keys a fused attention kernel sums before it rescales: 512 in PyTorch's CPU kernel, 176 on GPUs."""
+    """The most keys a fused attention kernel sums before it rescales: 512 in PyTorch's CPU kernel.
+
+    Kernels on GPUs take up to 176; 256 leaves room.
+    """
     return 512 if device == "cpu" else 256
 
 

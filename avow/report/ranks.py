@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from avow.core import SOFTMAX, Sizes, named
+from avow.core import SOFTMAX, Sizes, dtype_name
 from avow.core.chart import Chart
 from avow.distributed.parallel_plan import Interconnect, Offer, Time, WeakScaling
 from avow.report import formatting
@@ -17,7 +17,7 @@ def ranks_table(offers: list[Offer], sizes: Sizes, ranks: int, link: Interconnec
     """Ways from the fastest down, each in its best sharding."""
     links = f"{formatting.size(link.bandwidth)}/s and {formatting.seconds(link.latency)} a message"
     heading = f"plan for {formatting.count(ranks, 'rank')}, {links}"
-    title = Text.assemble((heading, "bold"), f"\n{formatting.shape(sizes)}, {named(sizes.dtype)}\n{source}")
+    title = Text.assemble((heading, "bold"), f"\n{formatting.shape(sizes)}, {dtype_name(sizes.dtype)}\n{source}")
     rows = []
     for offer in offers:
         name = f"{offer.strategy.name}{'*' if offer.strategy.method.target != SOFTMAX else ''}"

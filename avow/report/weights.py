@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from avow.core import named
+from avow.core import dtype_name
 from avow.report import formatting
 from avow.report.terminal import Columns
 from avow.theory.constructions.construction import Construction, Proof
@@ -26,7 +26,7 @@ def weights_table(construction: Construction) -> Columns:
         numbers = [formatting.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
         more = ", …" if x.numel() > _SHOWN else ""
         shape = " × ".join(map(str, x.shape)) or "one number"
-        rows.append((Text(name, "bold"), shape, named(x.dtype), ", ".join(numbers) + more))
+        rows.append((Text(name, "bold"), shape, dtype_name(x.dtype), ", ".join(numbers) + more))
     return Columns("lllw", ("", "", "", ""), rows)
 
 
@@ -57,7 +57,7 @@ def plain(construction: Construction, proof: Proof, most: int) -> dict[str, Any]
         "tensors": {
             name: {
                 "shape": list(x.shape),
-                "dtype": named(x.dtype),
+                "dtype": dtype_name(x.dtype),
                 "values": as_json(x.tolist()) if x.numel() <= most else None,
             }
             for name, x in construction.tensors().items()

@@ -197,7 +197,7 @@ class _Origin:
         return _Origin, ()
 
 
-def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
+def cache_of(key: Tensor, value: Tensor) -> KeyValueCache | None:
     """The cache whose next query sees exactly these keys and values.
 
     None for tensors that a model changed on the way from its cache to its attention function.

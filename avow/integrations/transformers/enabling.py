@@ -20,7 +20,7 @@ from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.methods import all_methods, checked_kind, named_form
+from avow.methods import all_methods, checked_class, named_form
 from avow.parameters import declared
 
 NAME = "avow"
@@ -53,7 +53,7 @@ class Setting:
             raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
         if self.method == "auto":
             return check_automatic(self.parameters)
-        kind = checked_kind(self.method, self.parameters)
+        kind = checked_class(self.method, self.parameters)
         if kind.target != SOFTMAX:
             rule = f"computes {kind.target}, and models are trained with softmax attention"
             remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
@@ -136,7 +136,7 @@ def enable(
     implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
     """
     if isinstance(method, Method):
-        checked_kind(method, parameters)
+        checked_class(method, parameters)
         method, parameters = named_form(method)
     setting = Setting(tol, method, confidence, parameters, rtol)
     model = pretrained(model)

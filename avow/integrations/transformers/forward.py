@@ -21,7 +21,7 @@ from avow.core import Certificate, Problem
 from avow.core.compose import compose, select
 from avow.core.record import note
 from avow.errors import AvowError, DtypeError, ParameterError, ShapeError, ToleranceUnreachable
-from avow.integrations.transformers.cache import behind
+from avow.integrations.transformers.cache import cache_of
 from avow.integrations.transformers.enabling import NAME, Setting, layer_of, softmax_methods
 
 # Arguments by which a model asks for more than softmax attention under a mask: the rule and the remedy.
@@ -62,7 +62,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def attention_forward(
-    named: Setting,
+    default: Setting,
     module: nn.Module,
     query: Float[Tensor, "b h n d"],
     key: Float[Tensor, "b g s d"],
@@ -76,9 +76,9 @@ def attention_forward(
 ) -> tuple[Float[Tensor, "b n h e"], None]:
     """The layer's answer, with no attention weights; its certificate goes to the active records.
 
-    `named` is the setting of the implementation's name; a setting that `enable` gave this layer takes precedence.
+    `default` is the setting of the implementation's name; a setting that `enable` gave this layer takes precedence.
     """
-    layer = layer_of(module, named)
+    layer = layer_of(module, default)
     try:
         _refuse(dropout, more)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -86,7 +86,7 @@ def attention_forward(
             # As SDPA would take them: models then pass several types at once. Autocast leaves float64 as it is.
             narrow = torch.get_autocast_dtype(device)
             query, key, value = (x if x.dtype == torch.float64 else x.to(narrow) for x in (query, key, value))
-        view = seen(query, key, value, attention_mask, bool(causal), position_bias, scaling)
+        view = simplified_call(query, key, value, attention_mask, bool(causal), position_bias, scaling)
         if layer.heads:
             out, certificate = by_heads(layer.heads, query, view)
         else:
@@ -101,8 +101,8 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
 
 
-def _attended(setting: Setting, query: Tensor, view: Seen) -> Attended:
-    cache = behind(view.key, view.value)
+def _attended(setting: Setting, query: Tensor, view: CallView) -> Attended:
+    cache = cache_of(view.key, view.value)
     learning = torch.is_grad_enabled() and query.requires_grad
     if cache is not None and query.shape[-2] == 1 and view.mask is None and setting.asks_cache and not learning:
         return cache.attend(query, setting.tol, setting.confidence, view.scale, None, setting.method, setting.rtol)
@@ -111,7 +111,7 @@ def _attended(setting: Setting, query: Tensor, view: Seen) -> Attended:
     return attend(query, view.key, view.value, **limits, **method, **_options(query, view))
 
 
-def _options(query: Tensor, view: Seen) -> dict[str, Any]:
+def _options(query: Tensor, view: CallView) -> dict[str, Any]:
     grouped = query.shape[1] != view.key.shape[1]
     return {"mask": view.mask, "causal": view.causal, "scale": view.scale, "enable_gqa": grouped}
 
@@ -134,7 +134,7 @@ def _refuse(dropout: float, more: dict[str, Any]) -> None:
             raise ParameterError(name, shown, rule, remedy)
 
 
-class Seen(NamedTuple):
+class CallView(NamedTuple):
     """The mask and the scale that `avow.attend` takes, and the keys and values that can be seen at all."""
 
     key: Tensor
@@ -144,7 +144,7 @@ class Seen(NamedTuple):
     scale: float | None = None
 
 
-def seen(
+def simplified_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -152,7 +152,7 @@ def seen(
     causal: bool,
     position_bias: Tensor | None = None,
     scale: float | None = None,
-) -> Seen:
+) -> CallView:
     """The simplest mask that means the same as transformers' own, so that more methods, and caches, support it.
 
     Without a mask, `causal` rows see the keys up to their own place, counted from the first; a single row sees all.
@@ -174,7 +174,7 @@ def seen(
             boolean = checked.dtype == torch.bool
             bias = torch.where(checked, bias, float("-inf")) if boolean else bias + checked
         checked = _hidden_as_infinite(bias)
-    return Seen(key, value, checked, causal, scale)
+    return CallView(key, value, checked, causal, scale)
 
 
 def _checked(mask: object, query: Tensor, key: Tensor) -> Tensor | None:
@@ -222,7 +222,7 @@ def _simplified(mask: Tensor, n: int, s: int) -> tuple[Tensor | None, bool]:
     return mask, False
 
 
-def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen) -> Attended:
+def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> Attended:
     """The answers of all heads, each under its setting, and the certificate of the whole.
 
     Heads with the same setting attend together.
@@ -230,7 +230,7 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen) -> Attend
     if len(settings) != query.shape[1]:
         rule = f"must be the layer's {query.shape[1]} heads"
         raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
-    if query.shape[-2] == 1 and view.mask is None and behind(view.key, view.value) is not None:
+    if query.shape[-2] == 1 and view.mask is None and cache_of(view.key, view.value) is not None:
         return _attended(_together(settings), query, view)
     groups: list[tuple[Setting, list[int]]] = []  # a setting cannot be hashed: its parameters are a dictionary
     for head, setting in enumerate(settings):
@@ -262,7 +262,7 @@ def _together(settings: tuple[Setting, ...]) -> Setting:
     return Setting(tol, "exact", rtol=rtol)
 
 
-def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen) -> Attended:
+def _part(setting: Setting, heads: list[int], query: Tensor, view: CallView) -> Attended:
     """The answers of some heads."""
     key_heads = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
     mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
@@ -270,7 +270,7 @@ def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen) -> Atte
     return _within_tolerance(setting, query[:, heads], part)
 
 
-def _within_tolerance(setting: Setting, query: Tensor, view: Seen) -> Attended:
+def _within_tolerance(setting: Setting, query: Tensor, view: CallView) -> Attended:
     """The answer under a setting; by exact attention if its method cannot prove its tolerance."""
     if setting.method == "sparse" and not setting.exact and 1 < query.shape[-2] == view.key.shape[-2]:
         # A text that is read at once: over all its rows selecting tokens costs more than reading them all.

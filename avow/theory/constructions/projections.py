@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from avow.core import named
+from avow.core import dtype_name
 from avow.core.chart import Table
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.numerics import intervals, rounding
@@ -121,7 +121,7 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
         flushed = rounding.tiny(a.dtype) * d * max(1.0, intervals.upper(size))
     error = (rounding.unit(a.dtype) * relative + flushed) * (1 + 1e-6)
     if not bool(projection.isfinite().all() and coordinates.isfinite().all()) or error > _WORST:
-        raise _dependent(columns, p, f"too little for a projector in {named(a.dtype)}")
+        raise _dependent(columns, p, f"too little for a projector in {dtype_name(a.dtype)}")
     return ProjectOut(a, b, coordinates, projection, smallest, error)
 
 

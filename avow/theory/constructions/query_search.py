@@ -33,7 +33,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from avow.core import DTYPES, check_dtype, named
+from avow.core import DTYPES, check_dtype, dtype_name
 from avow.errors import InsideHull, MissingPackage, OutOfReach, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
 from avow.theory.constructions.construction import first_proved
@@ -90,7 +90,7 @@ def find_query(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | No
             if largest <= reach:
                 missed = f"eps={best:.3g} where eps={goal.promise.eps:.3g} was asked"
                 rule = f"is too coarse: rounded to it, the query keeps {missed}"
-            raise ToleranceUnreachable(f"{goal.name}: dtype", named(goal.dtype), rule, f"use dtype={dtype}", best)
+            raise ToleranceUnreachable(f"{goal.name}: dtype", dtype_name(goal.dtype), rule, f"use dtype={dtype}", best)
     raise _refusal(goal, rays, best)
 
 
@@ -175,8 +175,8 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
         missed = float(np.linalg.norm(equations[:-2] @ nearest)) / total if total > 0 else math.inf
     reached = f"the best query found reaches {best:.3g}" if math.isfinite(best) else "no query was found"
     rule = (
-        f"can be neither kept nor refuted: in {named(goal.dtype)} {reached}, and the nearest combination of the other "
-        f"keys misses by {missed:.3g} of the largest entry"
+        f"can be neither kept nor refuted: in {dtype_name(goal.dtype)} {reached}, and the nearest combination of the "
+        f"other keys misses by {missed:.3g} of the largest entry"
     )
     remedy = "move the kept keys away from the hull of the others, or drop the keys nearest to them"
     return ToleranceUnreachable(f"{goal.name}: eps", goal.promise.eps, rule, remedy, best)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from avow.core import check_dtype, named
+from avow.core import check_dtype, dtype_name
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.parameters import as_float, declared
@@ -219,7 +219,7 @@ def relu_linear(
     exact = (Layer(((m,), (-m,)), (b, -b)), Layer(((Fraction(1), Fraction(-1)),), (Fraction(0),)))
     network = ReluLinear(exact, round_layers("relu_linear", exact, dtype), 0.0, m, b, low, high).with_proved_error()
     if math.isinf(network.bound):
-        rule = f"is not a {named(dtype)} number, and a rounded slope drifts from the line without end"
+        rule = f"is not a {dtype_name(dtype)} number, and a rounded slope drifts from the line without end"
         remedy = "give an interval, or a shorter one, or a slope that the type holds"
         raise ParameterError("relu_linear: m", m, rule, remedy)
     return network
@@ -295,7 +295,7 @@ def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.floa
         best = min(best, network.bound)
         if network.bound > 8 * eps:
             break  # what is missing is bits, and more units bring none
-    rule = f"is finer than weights of type {named(dtype)} can follow x²"
+    rule = f"is finer than weights of type {dtype_name(dtype)} can follow x²"
     remedy = f"use eps of at least {best:.2g}, or a wider dtype"
     raise ToleranceUnreachable("relu_square: eps", f"{float(eps):g}", rule, remedy, best)
 

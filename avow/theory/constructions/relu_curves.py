@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from avow.core import check_dtype, named
+from avow.core import check_dtype, dtype_name
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
@@ -117,7 +117,7 @@ def relu_piecewise(
     remedy = "keep to where it is finite"
     if math.isfinite(best):
         remedy = f"use eps of at least {best:.2g}{'' if dtype == torch.float64 else ', or a wider dtype'}"
-    rule = f"is finer than can be proved for {curve.text} with weights of type {named(dtype)}"
+    rule = f"is finer than can be proved for {curve.text} with weights of type {dtype_name(dtype)}"
     raise ToleranceUnreachable("relu_piecewise: eps", f"{float(eps):g}", rule, remedy, best)
 
 

@@ -16,7 +16,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from avow.core import check_dtype, named
+from avow.core import check_dtype, dtype_name
 from avow.core.chart import Chart
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
@@ -176,7 +176,7 @@ def robust_heads(
     if heads is not None:
         return heads
     where = f"for every scale from {float(least):g} to {float(most):g}"
-    rule = f"cannot be kept with queries and keys rounded to {named(dtype)} {where}"
+    rule = f"cannot be kept with queries and keys rounded to {dtype_name(dtype)} {where}"
     raise ToleranceUnreachable("robust_heads: eps", eps, rule, "use a wider dtype, or bound the scale", best)
 
 

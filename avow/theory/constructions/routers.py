@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from avow.core import named
+from avow.core import dtype_name
 from avow.core.chart import Table
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals
@@ -148,7 +148,7 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     W_Q = (_queries(tokens.double() / size, table) / size).to(tokens.dtype)
     W_K = (torch.eye(d, dtype=torch.float64) / size).to(tokens.dtype)
     if not bool(W_Q.isfinite().all() and W_K.isfinite().all()):
-        rule = f"so small, or so near dependent, carry the weights out of {named(tokens.dtype)}"
+        rule = f"so small, or so near dependent, carry the weights out of {dtype_name(tokens.dtype)}"
         remedy = "scale them towards 1, or use a wider type"
         raise RangeError("router: tokens", f"of size {math.ldexp(1.0, exponent):.3g}", rule, remedy)
     return _with_smallest_scale(Router(tokens, table, carry, W_Q, W_K, W_V, 0.0, eps))
@@ -318,7 +318,7 @@ def _with_smallest_scale(head: Router) -> Router:
         proved, _ = first_proved(replace(head, scale=high * (1 + margin)) for margin in margins)
         if proved is not None:
             return proved
-    rule = f"cannot be kept with weights rounded to {named(head.tokens.dtype)}"
+    rule = f"cannot be kept with weights rounded to {dtype_name(head.tokens.dtype)}"
     remedy = "use a wider type, or tokens further from dependent"
     raise ToleranceUnreachable("router: eps", head.eps, rule, remedy, float(tried.amin()))
 
@@ -428,7 +428,7 @@ def program(
             return chain
         best = min(best, proof.achieved)
         each *= max(1e-3, min(0.5, eps / proof.achieved))
-    rule = f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise"
+    rule = f"is below what {len(hops)} hops in {dtype_name(tokens.dtype)} can promise"
     raise ToleranceUnreachable("program: eps", eps, rule, "use float64 or fewer hops", best)
 
 

@@ -17,7 +17,7 @@ from flint import arb
 from sympy import Symbol
 from torch import Tensor
 
-from avow.core import named
+from avow.core import dtype_name
 from avow.core.chart import Table
 from avow.numerics.intervals import lower, most, norm, precision
 from avow.theory.claims.claim import Evidence, Unproved, claims_on
@@ -67,7 +67,7 @@ def stored_encoding(d: int, dtype: torch.dtype) -> Tensor:
         return exact
     low, high = (_rounded(exact * (1 + sign * 2**-50), dtype) for sign in (-1, 1))
     if not torch.equal(low, high):
-        raise Unproved(f"an entry of width {d} lies too near a tie of {named(dtype)}")
+        raise Unproved(f"an entry of width {d} lies too near a tie of {dtype_name(dtype)}")
     return low
 
 
@@ -105,7 +105,9 @@ def nearest(d: int, dtype: torch.dtype) -> Nearest:
 def _picture() -> Table:
     nearest_pairs = {d: [nearest(d, dtype) for dtype in TYPES] for d in WIDTHS}
     rows = [(d, *(f"{x.distance:.6g} (Δ = {x.step})" for x in pairs)) for d, pairs in nearest_pairs.items()]
-    return Table(f"The smallest distance of two encodings, positions 0 to {LAST}", ("width", *map(named, TYPES)), rows)
+    return Table(
+        f"The smallest distance of two encodings, positions 0 to {LAST}", ("width", *map(dtype_name, TYPES)), rows
+    )
 
 
 @claim(
@@ -155,7 +157,7 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
     for dtype in TYPES:
         # Entries are at most 1: each moves by at most eps/2.
         least = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
-        says = f"width 64 in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
+        says = f"width 64 in {dtype_name(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
         yield enclosed(partial(operator.gt, least, 1.4), says, True, at_least=lower(least))
 
 
@@ -194,7 +196,7 @@ def _smallest(d: int) -> Evidence:
         return all(bool(other > real[closest]) or i == closest for i, other in enumerate(real))
 
     says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
-    by_type = {named(dtype): nearest(d, dtype)._asdict() for dtype in TYPES}
+    by_type = {dtype_name(dtype): nearest(d, dtype)._asdict() for dtype in TYPES}
     return enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)
 
 

@@ -16,7 +16,7 @@ import torch
 from flint import arb
 from sympy import Symbol, exp, log
 
-from avow.core import named
+from avow.core import dtype_name
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, least, most, total
 from avow.theory.claims.claim import Evidence, Formula, claims_on
@@ -178,7 +178,7 @@ def _computed_extremes() -> Iterator[Evidence]:
 
 def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
     """That gap in one type, from its format."""
-    half, name = _half_of_least(dtype), named(dtype)
+    half, name = _half_of_least(dtype), dtype_name(dtype)
     inverse = half.denominator
     says = f"{name}: half the least positive number is a power of two, as the format gives it"
     yield rational(half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1), says, True, h=_power(half))

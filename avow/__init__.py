@@ -1,5 +1,17 @@
 """avow: attention with a certificate of its error.
 
+    out, certificate = avow.attend(q, k, v, tol=1e-2)   the cheapest method that proves the tolerance, and its proof
+    avow.plan(q, k, v, tol=1e-2)                        what would run, what it would cost, and why
+    avow.audit(out, q, k, v)                            sampled rows of anybody's answer, recomputed in float64
+
+q, k and v are (batch, heads, length, dim), as in `torch.nn.functional.scaled_dot_product_attention`.
+
+    avow.nn             modules, and `KeyValueCache` for decoding
+    avow.integrations   `enable(model, tol=...)` for Hugging Face transformers
+    avow.distributed    attention over several processes
+    avow.training       a trainer, and the experiment on knowledge
+    avow.theory         claims about attention with proofs, and weights in closed form
+
 Subpackages are loaded when they are first used: after `import avow`, `avow.nn.Attention` is there.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from avow.core import Computed, Method, Problem
 from avow.core.certify import certify
 from avow.core.requirement import RandomStream
 from avow.methods import OWN, all_methods
+from avow.methods.exact import Exact
 from tests.helpers.truth import judge
 
 METHODS = list(all_methods().values())
@@ -60,9 +62,13 @@ def kept(method: Method, problem: Problem, shrink: float = 1.0) -> bool:
     return judge(method, problem, computed.out, rows, mask).broken == 0
 
 
-def test_every_method_has_a_test_file_of_its_own() -> None:
-    tests = Path(__file__).parent
-    assert [kind.name for kind in METHODS if kind.name in OWN and not (tests / f"test_{kind.name}.py").exists()] == []
+def without_test_file(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not (Path(__file__).parent / f"test_{name}.py").exists()]
+
+
+def test_every_method_of_avow_has_a_test_file_of_its_own() -> None:
+    assert without_test_file(OWN) == []
+    assert without_test_file(["exact", "flattened"]) == ["flattened"], "a missing file would be seen"
 
 
 @every_method
@@ -73,6 +79,32 @@ def test_keeps_its_certificate_on_odd_sizes(kind: type[Method], causal: bool, dt
         q, k, v = tensors(n, s, 4, 2, 5, 3, dtype)
         method = dataclasses.replace(small(kind), **({"rank": min(5, s)} if kind.name == "low_rank" else {}))
         assert kept(method, Problem.of(q, k, v, causal=causal, enable_gqa=True))
+
+
+def long_problem(sharpness: float, causal: bool) -> Problem:
+    q, k, v = (x[:1] for x in tensors(96, 1500, 2, 1, 8, 8))
+    return Problem.of(sharpness * q, k, v, causal=causal, enable_gqa=True)
+
+
+@every_method
+@either_way
+def test_keeps_its_certificate_in_every_setting_on_long_sequences(kind: type[Method], causal: bool) -> None:
+    # Heads that look at few keys and heads that look at all: what a setting leaves out must show in its bound.
+    for sharpness in (0.3, 3.0):
+        problem = long_problem(sharpness, causal)
+        for method in kind.grid(problem.sizes):
+            assert kept(method, problem), method
+
+
+def test_a_method_that_leaves_out_keys_without_a_word_is_caught() -> None:
+    class Windowed(Exact):
+        """Exact attention to the last 1,000 keys, which promises what exact attention does."""
+
+        def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+            last = dataclasses.replace(problem, k=problem.k[..., -1000:, :], v=problem.v[..., -1000:, :])
+            return dataclasses.replace(super().compute(problem, generator), out=super().compute(last, generator).out)
+
+    assert not kept(Windowed(), long_problem(0.3, causal=False))
 
 
 @every_method
@@ -154,17 +186,18 @@ def test_a_row_that_sees_nothing_is_zero(kind: type[Method], causal: bool) -> No
 
 
 @every_method
-def test_the_future_is_not_seen(kind: type[Method]) -> None:
-    q, k, v = tensors(40, 40)
-    later = torch.arange(40) >= 23
+@pytest.mark.parametrize("n, now", [(40, 23), (900, 451)])
+def test_the_future_is_not_seen(kind: type[Method], n: int, now: int) -> None:
+    q, k, v = tensors(n, n)
+    later = torch.arange(n) >= now
     k2, v2 = (torch.where(later[:, None], torch.randn_like(x), x) for x in (k, v))
     first, second = (Problem.of(q, key, value, causal=True) for key, value in ((k, v), (k2, v2)))
-    if kind.name == "low_rank":
-        # Landmarks are chosen among all keys: both answers stay within their own certificates of one target.
+    if small(kind).selects_landmarks or small(kind).selects_tokens:
+        # What is read is chosen with a look at all keys: both answers stay within their own certificates of one target.
         assert kept(small(kind), first) and kept(small(kind), second)
         return
-    torch.testing.assert_close(answer(small(kind), first)[..., :23, :], answer(small(kind), second)[..., :23, :])
-    assert not torch.allclose(answer(small(kind), first)[..., 23:, :], answer(small(kind), second)[..., 23:, :])
+    torch.testing.assert_close(answer(small(kind), first)[..., :now, :], answer(small(kind), second)[..., :now, :])
+    assert not torch.allclose(answer(small(kind), first)[..., now:, :], answer(small(kind), second)[..., now:, :])
 
 
 @every_method
@@ -191,7 +224,7 @@ def test_one_expanded_head_is_that_head_repeated(kind: type[Method], causal: boo
 @every_method
 @either_way
 def test_grouped_heads_equal_repeated_keys(kind: type[Method], causal: bool) -> None:
-    if small(kind).random and kind.name == "low_rank":
+    if small(kind).random and small(kind).selects_landmarks:
         # Each key head draws landmarks of its own; the certificate is the promise that holds for both.
         assert kept(small(kind), Problem.of(*tensors(groups=2), causal=causal, enable_gqa=True))
         return

@@ -143,11 +143,11 @@ def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch(monkeyp
     flat = asked(0.0)
     answers = [cache.attend(flat, tol=TOL) for _ in range(7)]
     # After pauses of 1 and 2 steps, it rests for 4.
-    assert looks == 3 and cache._pause_left == 3
+    assert looks == 3 and cache._left == 3
     assert "sparse decoding did not pay" in answers[1].certificate.reason
     assert all(certificate.keeps(TOL) for _, certificate in answers)
     assert bool((errors(cache, flat, answers[0].out) <= answers[0].certificate.rows).all())
-    cache._pause_left = 0
+    cache._left = 0
     sharp = 4 * cache._buffers["keys"][:, :, 5:6].repeat_interleave(2, 1)
     assert cache.attend(sharp, tol=TOL).certificate.keeps(TOL)
     assert looks == 4 and cache._pause == 4

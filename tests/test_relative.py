@@ -452,7 +452,7 @@ def test_a_cache_aims_again_where_answers_are_shorter_than_was_thought(monkeypat
         return attended._replace(certificate=dataclasses.replace(attended.certificate, relative=math.inf))
 
     monkeypatch.setattr(KeyValueCache, "_attend_within", counted)
-    cache._answer_ratio = 20.0  # longer than any value: an answer never is
+    cache._shortness = 20.0  # longer than any value: an answer never is
     out, certificate = cache.attend(q, rtol=0.1, method="sparse")
     assert certificate.keeps(rtol=0.1) and bool((true_errors(out, q, k, v) <= 0.1).all())
     assert len(aims) == 2 and aims[1] < 0.1 * aims[0]
@@ -498,4 +498,4 @@ def test_a_saved_cache_aims_as_before(tmp_path: Any) -> None:
     cache = filled(k, v)
     cache.attend(q, rtol=0.1)
     cache.save(tmp_path / "cache.safetensors")
-    assert KeyValueCache.load(tmp_path / "cache.safetensors")._answer_ratio == cache._answer_ratio is not None
+    assert KeyValueCache.load(tmp_path / "cache.safetensors")._shortness == cache._shortness is not None

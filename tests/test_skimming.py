@@ -265,7 +265,7 @@ def test_what_would_take_longer_than_everything_is_not_read(monkeypatch: pytest.
     # What does not shrink, what does with more tokens than 65,536, and what is gathered.
     for costs in ((0.5, 0.0, 0.1), (0.5, 0.0, 9.0), (1.1, 0.0, 0.0), (0.5, 0.01, 0.0)):
         monkeypatch.setattr(key_value_cache, "_COSTS", {torch.float32: costs})
-        cache._pause_left, cache._unread_hint = 0, None
+        cache._left, cache._bold = 0, None
         found.append(cache.attend(q, 0.1).certificate.method)
     assert found == ["sparse", "exact", "exact", "exact"]
 

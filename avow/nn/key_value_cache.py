@@ -94,10 +94,10 @@ class KeyValueCache(TokenBuffers):
     """
 
     # What a cache that was just made has learnt: nothing.
-    _pause, _pause_left, _asked = 0, 0, ""
-    _unread_hint: Tensor | None = None
+    _pause, _left, _asked = 0, 0, ""
+    _bold: Tensor | None = None
     """What the last look at the sketch found the next may leave unread at first."""
-    _answer_ratio: float | None = None
+    _shortness: float | None = None
     """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
     _checked: _Arguments | None = None
     """The arguments of the last call, which were checked then."""
@@ -190,15 +190,15 @@ class KeyValueCache(TokenBuffers):
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             remedy = "use tol=, which kernels keep by themselves, or attend outside of the graph"
             raise ParameterError("rtol", rtol, "cannot be checked while a CUDA graph is captured", remedy)
-        if self._answer_ratio is None:
-            self._answer_ratio = 1 / math.sqrt(self.length)
+        if self._shortness is None:
+            self._shortness = 1 / math.sqrt(self.length)
         reason = ""
         for _ in range(2):
-            aim = min(math.inf if tol is None else tol, aimed_bound(self._answer_ratio, rtol))
+            aim = min(math.inf if tol is None else tol, aimed_bound(self._shortness, rtol))
             attended = self._attend_within(call, aim)
             certificate = attended.certificate
             if not problem.empty:
-                self._answer_ratio = shortest_ratio(problem, attended.out, certificate.rows)
+                self._shortness = shortest_ratio(problem, attended.out, certificate.rows)
             if call.requirement.met_by(certificate):
                 return attended
             reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
@@ -267,7 +267,7 @@ class KeyValueCache(TokenBuffers):
             raise FileError("path", path, rule, "save the cache again") from error
         for name in ("pause", "left", "asked", "shortness"):
             setattr(cache, f"_{name}", saved.state[name])
-        cache._unread_hint = saved.tensors["bold"].to(cache.device) if "bold" in saved.tensors else None
+        cache._bold = saved.tensors["bold"].to(cache.device) if "bold" in saved.tensors else None
         return cache
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
@@ -329,12 +329,12 @@ class KeyValueCache(TokenBuffers):
             return self._why_all(exact, method, self.length)
         limits = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
         if limits != self._asked:
-            self._asked, self._pause, self._pause_left, self._unread_hint = limits, 0, 0, None
-        if self._pause_left == 0:
+            self._asked, self._pause, self._left, self._bold = limits, 0, 0, None
+        if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether sparse decoding pays again is not known yet" if waits else ""
-        self._pause_left -= 1
-        return f"sparse decoding did not pay; retrying in {self._pause_left} steps"
+        self._left -= 1
+        return f"sparse decoding did not pay; retrying in {self._left} steps"
 
     def _why_all(self, exact: bool, method: str, length: int) -> str:
         """Why all of so many tokens are read without a look at the sketch."""
@@ -354,7 +354,7 @@ class KeyValueCache(TokenBuffers):
     def _start_pause(self) -> None:
         """Answers exactly for a while, twice as long as the last time."""
         self._pause = next_pause(self._pause)
-        self._pause_left = self._pause
+        self._left = self._pause
 
     def _from_some_tokens(self, call: _Call, tol: float, unfit: str) -> Attended | str:
         """The answer from a part of the tokens if that pays, or is asked for, and keeps `tol`; else why not.
@@ -415,11 +415,11 @@ class KeyValueCache(TokenBuffers):
         tokens = problem.k, problem.v, self._sketch(call.first), problem.scale
         bounds = self._longest, lengths, longest, most
         compiled = self.device.type == "cpu" and self.length >= _COMPILED
-        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._unread_hint)
+        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._bold)
         if call.method != "sparse" and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
         reading = skim.read()
-        self._unread_hint = reading.bolder
+        self._bold = reading.bolder
         unit, read, lost = (
             x.unsqueeze(-1).expand(reading.moved.shape).reshape(b, h, 1)
             for x in (most, reading.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)

@@ -46,7 +46,7 @@ check: $(READY)  ## the gate: format, lint, types, tests, claims
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory test claims
 
-format: $(READY)  ## format, and mend what the linter can mend safely
+format: $(READY)  ## format, and fix what the linter can fix safely
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
@@ -71,7 +71,7 @@ bench: $(READY)  ## every benchmark this machine is fit for, half an hour; docs/
 docs: $(READY)  ## the documents as a site under out/site/, which needs no network
 	@$(BIN)/python -m docs.site
 
-picture: $(READY)  ## draw the pictures anew: the README's, and that of the architecture
+picture: $(READY)  ## draw the pictures again: the README's, and that of the architecture
 	@$(BIN)/avow compare --threads 1 --png docs/frontier.png
 	@$(BIN)/python -m docs.site.architecture
 

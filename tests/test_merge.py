@@ -18,7 +18,7 @@ import avow
 from avow.core import Problem, compose
 from avow.core.compose import Partial, merge
 from avow.numerics import rounding
-from avow.numerics.norms import at_least, lengths, row_norms, slack
+from avow.numerics.norms import lengths, norm_floor, row_norms, slack
 from avow.numerics.softmax import softmax_average
 from tests.helpers.merge_cases import (
     Case,
@@ -225,7 +225,7 @@ def test_lengths_of_rows_are_right_however_far_apart_their_sizes() -> None:
     x = torch.tensor([[3e299, 4e299], [3e-300, 4e-300], [0.0, 0.0], [5e-324, 0.0]], dtype=torch.float64)
     found, true = wide(lengths(x)), norms(wide(x))
     assert (found >= true).all()
-    assert (wide(at_least(lengths(x), slack(2, torch.float64), 2)) <= true).all()
+    assert (wide(norm_floor(lengths(x), slack(2, torch.float64), 2)) <= true).all()
     assert (found <= true * (1 + slack(2, torch.float64)) + 2.0**-1020).all()
     assert found[2] == 0
 

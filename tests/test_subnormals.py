@@ -12,7 +12,7 @@ from torch import Tensor
 
 import avow
 from avow.nn import KeyValueCache
-from avow.numerics.norms import at_least, lengths, row_norms, slack, widened
+from avow.numerics.norms import lengths, norm_floor, row_norms, slack, widened
 
 Given = Callable[[], tuple[Tensor, Tensor, Tensor, float]]
 
@@ -118,7 +118,7 @@ def test_norms_are_bounds_while_numbers_are_flushed(dtype: torch.dtype) -> None:
     true = [float(top) * length for top, length in zip(tops, inner, strict=True)]
     with flushing():
         found = row_norms(x, "x", faithful=True)
-        least = at_least(found, slack(8, dtype), 8)
+        least = norm_floor(found, slack(8, dtype), 8)
         long = lengths(x)
         loose = row_norms(x[1:3], "x")
     for i, norm in enumerate(true):

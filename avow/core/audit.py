@@ -23,7 +23,7 @@ from avow.core.requirement import random_stream
 from avow.errors import ParameterError
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
-from avow.numerics.norms import at_least, length_floors, lengths, widened
+from avow.numerics.norms import length_floors, lengths, norm_floor, widened
 from avow.parameters import as_float
 
 
@@ -114,7 +114,7 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
     longest = longest_seen(some, some.norms.v)[0, 0]
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
-    unit = at_least(longest, norms.slack, p.v.shape[-1])
+    unit = norm_floor(longest, norms.slack, p.v.shape[-1])
     lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
     own_error = target.reference_error(some)
     own = (reference_error(some) if own_error is None else own_error)[0, 0]

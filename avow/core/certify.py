@@ -23,7 +23,7 @@ from torch import Tensor
 from avow.core import SOFTMAX, Certificate, Computed, Method, Problem, Promise
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
-from avow.numerics.norms import at_least, length_floors, lengths
+from avow.numerics.norms import length_floors, lengths, norm_floor
 
 # Charges below this are left out: SAFETY adds more to any bound.
 _NOTHING = 1e-22
@@ -86,13 +86,13 @@ def _trivial(p: Problem, out: Tensor) -> Tensor:
 
 
 def _longest_value_range(p: Problem) -> tuple[Tensor, Tensor]:
-    """At least and at most the length of the longest value that each row sees."""
+    """An upper and a lower bound on the length of the longest value that each row sees."""
     norms = p.norms
     if p.allowed is None or norms.v.shape[-1] == p.v.shape[-2]:
         most = least = longest_seen(p, norms.v)
     else:  # a cache knows the shortest and the longest of its values, and not which of them a mask shows
         least, most = (per_query_head(x.unsqueeze(-1), p.q.shape[1]) for x in (norms.v.amin(-1), norms.v.amax(-1)))
-    return most, at_least(least, norms.slack, p.v.shape[-1])
+    return most, norm_floor(least, norms.slack, p.v.shape[-1])
 
 
 def relative_errors(absolute: Float64[Tensor, "*rows"], lengths: Float64[Tensor, "*rows"]) -> Float64[Tensor, "*rows"]:
@@ -112,7 +112,7 @@ def absolute_errors(rows: Float64[Tensor, "*rows"], longest: Float64[Tensor, "*#
 
 
 def longest_value_above(p: Problem) -> Float64[Tensor, "b h #n"]:
-    """At least the length of the longest value that each row sees."""
+    """An upper bound on the length of the longest value that each row sees."""
     norms = p.norms
     if p.allowed is not None:
         apart = norms.v.shape[-1] != p.k.shape[-2]

@@ -50,7 +50,7 @@ from avow.core import SOFTMAX, Certificate, weakest
 from avow.core.certify import relative_errors
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.numerics import rounding
-from avow.numerics.norms import at_least, length_floors, lengths
+from avow.numerics.norms import length_floors, lengths, norm_floor
 
 _U = rounding.unit(torch.float64)
 
@@ -202,7 +202,7 @@ class Partial:
         # Each merge rounds every term by a few units: far below what SAFETY leaves for it.
         apart = torch.minimum(error + torch.minimum(all_alike, by_mass), lengths(self.out) + self.longest)
         absolute = (apart + moved) * rounding.SAFETY
-        unit = at_least(self.longest, self.slack, self.out.shape[-1])
+        unit = norm_floor(self.longest, self.slack, self.out.shape[-1])
         beyond = torch.where(absolute > 0, math.inf, 0.0)
         rows = torch.where(unit > 0, absolute / unit * rounding.SAFETY, beyond)
         return rows, relative_errors(absolute, length_floors(out))

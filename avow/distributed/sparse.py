@@ -307,7 +307,7 @@ class _Rounding:
 
     whole: Extent
     unit: Float64[Tensor, "b g 1 1"]
-    """At most the length of the longest value."""
+    """A lower bound on the length of the longest value."""
     delta: Float64[Tensor, "b g r 1"]
     """δ: of logits, and of differences from a shard's top and of that from the row's, up to 4S + ln s + 100."""
     lost: Float64[Tensor, "b g 1 1"]

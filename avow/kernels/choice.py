@@ -41,7 +41,7 @@ class Draws(NamedTuple):
     """
     nu: Float32[Tensor, "bg"]
     lengths: Float[Tensor, "bg s"]
-    """At least those of values: what terms count with."""
+    """Upper bounds on those of values: what terms count with."""
     logs: Logs
     seed: Int64[Tensor, "1"]
     """What decided the draws; whoever makes an answer of them advances it."""
@@ -56,7 +56,7 @@ class Chosen(NamedTuple):
     """
     found: Int32[Tensor, "bg spans"]
     tails: Float32[Tensor, "bh spans"] | None
-    """At least the terms of tokens that are not read, added up by spans, as multiples of 2^(widest / 8)."""
+    """Upper bounds on the terms of tokens that are not read, added up by spans, as multiples of 2^(widest / 8)."""
     draws: Draws | None = None
 
 

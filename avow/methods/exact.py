@@ -26,7 +26,7 @@ from avow.errors import is_out_of_memory
 from avow.numerics import heads, rounding
 from avow.numerics.cpu_sums import MOST_ROWS, fewest_rows
 from avow.numerics.masks import additive
-from avow.numerics.norms import at_least
+from avow.numerics.norms import norm_floor
 from avow.numerics.softmax import softmax_average
 from avow.parameters import one_of, param
 
@@ -230,7 +230,7 @@ def _size(norms: Norms, dtype: torch.dtype) -> float:
 
 
 def _shares(p: Problem, out: Tensor) -> Tensor:
-    """At least how long each answer is beside the longest value that its row sees; no more than 1, as before rounding.
+    """An upper bound on each answer's length over the longest value that its row sees; at most 1, as before rounding.
 
     A number rounded by way of float32 is rounded twice, which the margin of 2^-10 covers, and the sum's own rounding;
     squares of entries below 2^-60 may vanish.
@@ -252,7 +252,7 @@ def _flushed(p: Problem, model: Model, size: float) -> Tensor:
         return torch.full((1, 1, 1), lost / least, dtype=torch.float64, device=p.v.device)
     longest = heads.longest_seen(p, norms.v)
     # A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
-    relative = torch.full_like(longest, lost) / at_least(longest, norms.slack, p.v.shape[-1])
+    relative = torch.full_like(longest, lost) / norm_floor(longest, norms.slack, p.v.shape[-1])
     return torch.where(longest > 0, relative, 0.0)
 
 

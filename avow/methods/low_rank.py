@@ -138,7 +138,7 @@ class LowRank(Method):
         return 8 * (d + 16) * _U * (radius + shift + bias) + 2 * rounding.EXP_ULPS * _U
 
     def _visible_log_sum(self, p: Problem, log: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
-        """At least the log of the sum over the keys a row sees, of exp(log) and its bias where rows differ."""
+        """An upper bound on the log of the sum over the keys a row sees, of exp(log) and its bias where rows differ."""
         h, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
         log = heads.per_query_head(log, h)
         if p.mask_kind == "full":

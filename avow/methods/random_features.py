@@ -222,7 +222,7 @@ class RandomFeatures(Method):
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
     def largest_radius(self, problem: Problem) -> Float[Tensor, ""]:
-        """At least the largest length of q + k in the frame."""
+        """An upper bound on the largest length of q + k in the frame."""
         p = heads.expand_gqa(problem)
         frame = feature_maps.frame_of(p, self.feature_dtype(p))
         radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)

@@ -139,7 +139,7 @@ class _Enclosed(NamedTuple):
 
 
 def _product_bound(cell: RecurrentCell, inputs: Tensor, start: Tensor, norm: float) -> float:
-    r"""At least :math:`\|J_T \cdots J_1\|_2`, from a computed product P and a bound on how far it has drifted.
+    r"""An upper bound on :math:`\|J_T \cdots J_1\|_2`, from a computed product P and a bound on how far it has drifted.
 
     With ‖J_t‖ ≤ f_t = ‖W‖·max σ', a step takes the drift from e to at most f_t·e + ‖J_t − Ĵ_t‖·‖P‖ + its rounding.
     """

@@ -41,7 +41,7 @@ PARTS = ("codes", "scale", "zero", "radius", "reach")
 
 
 class LengthBounds(NamedTuple):
-    """At least the longest key and the longest value of each head; at most the shortest value of all."""
+    """Upper bounds on the longest key and value of each head; a lower bound on the shortest value of all."""
 
     keys: list[float]
     values: list[float]
@@ -54,9 +54,9 @@ class Holding(NamedTuple):
     keys: Float[Tensor, "b g s d"]
     values: Float[Tensor, "b g s e"]
     lengths: Float64[Tensor, "b g s"]
-    """At least those of the values."""
+    """Upper bounds on those of the values."""
     longest: Float64[Tensor, "b g"]
-    """At least the length of any key."""
+    """An upper bound on the length of any key."""
     slack: float
     sketch: Sketch | None
 
@@ -105,7 +105,7 @@ class TokenBuffers:
         self._size: Tensor | None = None
         self._spread: Tensor | None = None
         self._extremes = self._no_extremes()
-        """At most the shortest, and at least the longest of all values so far."""
+        """A lower bound on the shortest, and an upper bound on the longest of all values so far."""
         self._known_bounds: LengthBounds | None = None
         """`_length_bounds` if it is known and no later token changed it."""
         self._unmeasured = 0
@@ -159,7 +159,7 @@ class TokenBuffers:
     def checked_norms(
         self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
     ) -> tuple[Float64[Tensor, "b g l"], Float64[Tensor, "b g l"]]:
-        """At least the lengths of tokens' keys and values; raises if `append` would."""
+        """Upper bounds on the lengths of tokens' keys and values; raises if `append` would."""
         self._check(k, v)
         longest, norms = row_norms(k.detach(), "k"), row_norms(v.detach(), "v", faithful=True)
         key, value = (float(x.amax()) if x.numel() else 0.0 for x in (longest, norms))

@@ -34,7 +34,7 @@ class AggregateError(NamedTuple):
     whole: Float64[Tensor, "b g r 1"]
     """S: at least the root of the summed squares, over all sketched rows with a lower end of at least `NEAR`."""
     least: Float64[Tensor, "b g r 1"]
-    """At most half the width of any bracket."""
+    """A lower bound on half the width of any bracket."""
 
 
 def aggregate_error(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> AggregateError | None:

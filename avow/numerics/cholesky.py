@@ -199,7 +199,7 @@ def features(f: Factor, x: Float[Tensor, "b g n d"]) -> Float[Tensor, "b g n r"]
 
 
 def residual(phi: Float[Tensor, "b g n r"], slack: Float[Tensor, "b g"]) -> Float[Tensor, "b g n"]:
-    """At least 1 − ‖φ(x)‖², whatever rounding did to φ."""
+    """An upper bound on 1 − ‖φ(x)‖², whatever rounding did to φ."""
     left = 1 - phi.square().sum(-1)
     return (left + 4 * slack[..., None] + 2 * slack[..., None].square() + 64 * phi.shape[-1] * _U).clamp(0.0, 1.0)
 

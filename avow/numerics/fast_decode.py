@@ -58,7 +58,7 @@ class Skim:
     k: Float[Tensor, "b g s d"]
     v: Float[Tensor, "b g s e"]
     most: Float64[Tensor, "b g"]
-    """At most the longest value's length."""
+    """A lower bound on the longest value's length."""
     drop: float
     kind: torch.dtype
     rounding: Float64[Tensor, "b g r"]

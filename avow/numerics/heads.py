@@ -12,7 +12,7 @@ from torch import Tensor
 from avow.core import Problem
 from avow.numerics import rounding
 from avow.numerics.masks import sees_any, visible, visible_max
-from avow.numerics.norms import at_least
+from avow.numerics.norms import norm_floor
 
 # Heads whose values are this far from one, either way, are brought near one before they are summed.
 _COMFORT = 1e-8
@@ -103,8 +103,8 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
 
 
 def longest_value_below(p: Problem) -> Float[Tensor, "b h #n"]:
-    """At most the largest value norm each row sees; zero where it sees none, or float64 cannot tell it from zero."""
-    return at_least(longest_seen(p, p.norms.v), p.norms.slack, p.v.shape[-1])
+    """A lower bound on the largest value norm each row sees; zero if it sees none, or none that float64 tells from 0."""
+    return norm_floor(longest_seen(p, p.norms.v), p.norms.slack, p.v.shape[-1])
 
 
 def underflow_bound(p: Problem, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
@@ -118,7 +118,7 @@ def underflow_bound(p: Problem, terms: float, dtype: torch.dtype) -> Float[Tenso
     size = per_query_head(2 * norms.v.amax(-1, keepdim=True), p.q.shape[1])
     size = torch.where(size < 0.1 * _COMFORT, size, size.clamp(min=1.0))  # as they are, or as `scaled_values` made them
     lost = 4 * math.sqrt(e) * (terms * rounding.tiny(dtype) * size + rounding.tiny(p.q.dtype) + rounding.tiny(dtype))
-    return torch.where(longest > 0, lost / at_least(longest, norms.slack, e), 0.0)
+    return torch.where(longest > 0, lost / norm_floor(longest, norms.slack, e), 0.0)
 
 
 def mask_bounds(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:

@@ -31,7 +31,7 @@ def slack(dim: int, dtype: torch.dtype) -> float:
 def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) -> Float[Tensor, "*lead"]:
     """Upper bounds, in float64, on the Euclidean norm of every row; raises where a number is nan or inf.
 
-    A `faithful` bound is also no larger than `at_least` says, however small the row, and zero where the row is.
+    A `faithful` bound is also no larger than `norm_floor` says, however small the row, and zero where the row is.
     """
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1], dtype=torch.float64)
@@ -60,7 +60,7 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
 def lengths(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
     """Upper bounds, in float64, on the Euclidean norm of finite rows, however far apart their sizes; zero for zeros.
 
-    Each row is measured by its own largest entry, so `at_least` tells how far the bound may exceed the norm.
+    Each row is measured by its own largest entry, so `norm_floor` tells how far the bound may exceed the norm.
     """
     d = x.shape[-1]
     if d == 0:
@@ -73,7 +73,7 @@ def lengths(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
     return torch.where(some, rounded, 0.0)
 
 
-def at_least(norms: Tensor, slack: float, dim: int) -> Tensor:
+def norm_floor(norms: Tensor, slack: float, dim: int) -> Tensor:
     """What the norms of rows are at least, by faithful bounds with that slack; zero where float64 cannot tell."""
     return (norms * (1 - slack) - 8 * math.sqrt(dim) * tiny(torch.float64)).clamp(min=0.0)
 
@@ -139,7 +139,7 @@ def check_range(q_norm: float, k_norm: float, v_norm: float, scale: float) -> No
 
 
 def spectral_bound(x: Float[Tensor, "m n"]) -> float:
-    r"""At least :math:`\|x\|_2` in real arithmetic, and seldom more than a billionth above it.
+    r"""An upper bound on :math:`\|x\|_2` in real arithmetic, and seldom more than a billionth above it.
 
     Whatever matrices U, S, V are handed back by the singular value decomposition, with :math:`R = x - USV^\top`,
 
@@ -170,7 +170,7 @@ def spectral_bound(x: Float[Tensor, "m n"]) -> float:
 
 
 def _stretch(basis: Float[Tensor, "m k"]) -> float:
-    """At least the squared spectral norm of nearly orthonormal columns."""
+    """An upper bound on the squared spectral norm of nearly orthonormal columns."""
     rows, columns = basis.shape
     apart = basis.mT @ basis - torch.eye(columns, dtype=basis.dtype)
     slip = gamma(rows, unit(torch.float64)) * frobenius_bound(basis) ** 2 + rows * columns**2 * tiny(torch.float64)
@@ -178,7 +178,7 @@ def _stretch(basis: Float[Tensor, "m k"]) -> float:
 
 
 def frobenius_bound(x: Float[Tensor, "m n"]) -> float:
-    """At least the Frobenius norm of a float64 matrix; inf where its squares overflow."""
+    """An upper bound on the Frobenius norm of a float64 matrix; inf where its squares overflow."""
     # Squares may vanish: together they hide at most √(mn·tiny).
     hidden = math.sqrt(x.numel() * tiny(torch.float64))
     return (float(torch.linalg.matrix_norm(x)) + hidden) * (1 + gamma(x.numel() + 2, unit(torch.float64))) * SAFETY

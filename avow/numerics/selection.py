@@ -49,7 +49,7 @@ _OUTWARD = 1 + 2.0**-20
 
 
 class Uppers(NamedTuple):
-    """At least exp(factor·q·k) of every sketched row k, but for factors that `fast_decode` allows for."""
+    """An upper bound on exp(factor·q·k) of every sketched row k, but for factors that `fast_decode` allows for."""
 
     weights: Float32[Tensor, "b g r c G"]
     """Relative to exp(origin); infinite where that was far too low."""
@@ -141,10 +141,10 @@ class View:
 
     ends: Uppers
     near: Float32[Tensor, "b g c G"]
-    """At least the length of each value."""
+    """An upper bound on the length of each value."""
     longest: Float64[Tensor, "b g 1"]
     largest: Float64[Tensor, "b g r"]
-    """At least the largest key."""
+    """An upper bound on the largest key."""
     guess: _Guess
     """Of keys relative to the largest."""
     crowded: _Crowded | None
@@ -220,7 +220,7 @@ class View:
         return View._at(self.ends, self.near, self.longest, self.largest, self.guess, self.crowded, cut, self.compiled)
 
     def behind(self, length: Float64[Tensor, "b g r"]) -> Float64[Tensor, "b g r"]:
-        """At least what unwanted tokens move a sum with an answer of this length, relative to exp(origin)."""
+        """An upper bound on what unwanted tokens move a sum with an answer of this length, relative to exp(origin)."""
         # Ends too far below the origin for float32.
         lost = self.known * 2.0**-120
         singly = (self.moved + lost * (1 + self.longest) + length * (self.mass + lost)) * _GROWN
@@ -243,7 +243,7 @@ class _Together(NamedTuple):
     """Of keys."""
 
     def moved_by(self, length: Float64[Tensor, "b g r"], ratio: Float64[Tensor, "b g r"]) -> Float64[Tensor, "b g r"]:
-        """At least what they move a sum with an answer of this length; `ratio` bounds (n + length)/(n + ν)."""
+        """An upper bound on what they move a sum with an answer of this length; `ratio` bounds (n + length)/(n + ν)."""
         return self.moved + length * self.mass + ratio * self.stray
 
 
@@ -251,11 +251,11 @@ class _Crowded(NamedTuple):
     """What a look knows of how far logits are from the middles of their brackets."""
 
     whole: Float64[Tensor, "b g r"]
-    """At least the root of their summed squares."""
+    """An upper bound on the root of their summed squares."""
     bent: Float64[Tensor, "b g r"]
-    """At most φ(h)·exp(−h) of any token."""
+    """A lower bound on φ(h)·exp(−h) of any token."""
     shrunk: Float64[Tensor, "b g r c"]
-    """At least exp(−h) of any token of a group."""
+    """An upper bound on exp(−h) of any token of a group."""
 
     def sums(
         self,

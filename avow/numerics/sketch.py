@@ -41,7 +41,7 @@ class Sketch:
     zero: Float[Tensor, "b g c d"]
     radius: Float[Tensor, "b g c G"]
     reach: Float32[Tensor, "b g c"]
-    """At least the length of any sketched row of a group: what rounding in products with them is relative to."""
+    """An upper bound on the length of any sketched row of a group: rounding in products with them is relative to it."""
     metric: Float32[Tensor, "b g d"]
     """The squares of A."""
     size: Float64[Tensor, "b g"]

@@ -49,7 +49,7 @@ class Known:
         )
 
     def longest(self, rows: slice) -> Float64[Tensor, "b g r 1"]:
-        """At most the longest value that each row sees: zero only where all of them are."""
+        """A lower bound on the longest value that each row sees: zero only where all of them are."""
         p, seen = self.problem, self._seen(rows)
         longest = (self.lengths if seen is None else torch.where(seen, self.lengths, 0.0)).amax(-1, keepdim=True)
         b, h, n = p.q[:, :, rows].shape[:3]

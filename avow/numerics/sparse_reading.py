@@ -101,7 +101,7 @@ class SparseReading:
     whole: Extent
     """Of all shards."""
     most: Float64[Tensor, "b g r 1"]
-    """At most the length of the longest value that a row sees, in the size of values: the unit of its errors."""
+    """A lower bound on the longest value that a row sees, in the size of values: the unit of its errors."""
     drop: Float64[Tensor, "b g r 1"]
     """How far unread tokens may move each row, in that unit."""
     keys: int

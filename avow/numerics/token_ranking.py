@@ -75,7 +75,7 @@ class Extent(NamedTuple):
     peak: Float64[Tensor, "b g r 1"]
     """The largest logarithm of a weight's upper end."""
     longest: Float64[Tensor, "b g 1 1"]
-    """At least the length of any value, and at most that but for the slack of norms."""
+    """An upper bound on the length of any value, tight up to the slack of norms."""
     shortest: Float64[Tensor, "b g 1 1"]
     """Minus at most the length of any value."""
 
@@ -91,7 +91,7 @@ class Extent(NamedTuple):
     def ratio(
         self, length: Float64[Tensor, "b g r 1"], other: Float64[Tensor, "b g r 1"]
     ) -> Float64[Tensor, "b g r 1"]:
-        """At least (n + length)/(n + other) for values of every length n: it falls towards 1 with n, or rises."""
+        """An upper bound on (n + length)/(n + other) for values of every length n: monotone in n."""
         ends = (self.near(x).double() for x in (-self.shortest, self.longest))
         least, most = ((n + length) / (n + other).clamp(min=1e-300) for n in ends)
         return torch.maximum(least, most)
@@ -103,7 +103,7 @@ class SketchedRows:
 
     brackets: Brackets
     lengths: Float64[Tensor, "b g 1 s"]
-    """At least those of the values."""
+    """Upper bounds on those of the values."""
     seen: Bool[Tensor, "b g r s"]
     known: int
     """So many tokens have a sketch, or more than there are; the others are always read."""

@@ -66,7 +66,7 @@ def side_by_side(
     jobs: int | None = None,
     tell: Callable[[News], None] = lambda news: None,
 ) -> list[Result]:
-    """What came of each arm, in order; `jobs` at once: on a CPU one for each core, on a GPU one, unless told.
+    """What came of each arm, in order; `jobs` at once: by default one for each core on a CPU, one on a GPU.
 
     `resume=True` goes on where an earlier call stopped: arms that finished then are not run again. No other experiment
     may write the folder meanwhile.

@@ -61,7 +61,7 @@ class HeadFigures:
     key_norm: float
     value_norm: float
     largest_logit: float
-    """At least the size of any logit: scale · the longest query · the longest key."""
+    """An upper bound on the size of any logit: scale · the longest query · the longest key."""
     spread: float
     """The largest logit of a row less its smallest."""
     entropy: float

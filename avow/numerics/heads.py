@@ -103,7 +103,7 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
 
 
 def longest_value_below(p: Problem) -> Float[Tensor, "b h #n"]:
-    """A lower bound on the largest value norm each row sees; zero if it sees none, or none that float64 tells from 0."""
+    """A lower bound on the largest value norm each row sees; zero if float64 cannot tell it from zero."""
     return norm_floor(longest_seen(p, p.norms.v), p.norms.slack, p.v.shape[-1])
 
 

@@ -1,9 +1,9 @@
 """The attention function that transformers calls in every layer: masks, heads with different settings, watchers.
 
 A decoding step: `CertifiedLayer.update` appends to the layer's `KeyValueCache` and marks the keys it returns.
-`attention_forward` finds the layer's setting (`layer_of`), drops a mask that hides nothing (`simplified_call`), finds the
-cache behind the keys (`cache_of`), and asks that cache, or `avow.attend` if there is none. The certificate goes to the
-active records.
+`attention_forward` finds the layer's setting (`layer_of`), drops a mask that hides nothing (`simplified_call`), finds
+the cache of these keys (`cache_of`), and asks that cache, or `avow.attend` if there is none. The certificate goes to
+the active records.
 """
 
 from __future__ import annotations

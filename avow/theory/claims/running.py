@@ -1,8 +1,8 @@
 """The running of claims: several at once in worker processes, those that others need first.
 
-`run` asks an `_Agenda` which claim is next and hands it to a worker. There `handler` loads the claim, `Claim.judge` runs
-its check and its sabotages, and the evidence comes back as messages. `_finding` makes one `Finding` of them: a claim with
-the verdict that its evidence gives.
+`run` asks an `_Agenda` which claim is next and hands it to a worker. There `handler` loads the claim, `Claim.judge`
+runs its check and its sabotages, and the evidence comes back as messages. `_finding` makes one `Finding` of them: a
+claim with the verdict that its evidence gives.
 """
 
 from __future__ import annotations

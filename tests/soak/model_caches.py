@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from avow.errors import AvowError
-from avow.integrations.transformers.cache import CertifiedLayer, behind
+from avow.integrations.transformers.cache import CertifiedLayer, cache_of
 from tests.helpers.caches import DTYPES, errors
 from tests.soak.turns import Case, Found, Wrong, tried
 
@@ -57,7 +57,7 @@ class Layer:
 
     def _ask(self, keys: Tensor, values: Tensor) -> None:
         """What the cache behind the tokens shown answers to the last of them."""
-        cache = behind(keys, values)
+        cache = cache_of(keys, values)
         if cache is None:
             return
         q = 2 * torch.randn(self.k.shape[0], self.groups * 2, 1, self.dim).to(self.dtype)

@@ -60,7 +60,7 @@ def load_tensors(path: Path, option: str, remedy: str = _AGAIN) -> Contents:
 
 
 def parse_tensors(content: bytes, header_bytes: int) -> dict[str, Tensor]:
-    """The tensors of a safetensors file in memory, whose header has at most so many bytes; raises `Malformed`."""
+    """The tensors of a safetensors file in memory; raises `Malformed`, also if its header is too long."""
     _check_safetensors(io.BytesIO(content), header_bytes)
     return _read(content).tensors
 
@@ -85,7 +85,7 @@ def _read(source: Path | bytes) -> Contents:
         rule = "is too old to read a file without mapping it into memory"
         raise MissingPackage("safetensors", safetensors.__version__, rule, "pip install 'safetensors>=0.8'") from error
     except (SafetensorError, RuntimeError, MemoryError, KeyError) as error:
-        raise Malformed(str(error)[:200] or "there is no memory for its tensors") from error
+        raise Malformed(str(error)[:200] or "its tensors do not fit in memory") from error
     for name, x in contents.tensors.items():
         if x.ndim > 64 or math.prod(max(size, 1) for size in x.shape) > _ELEMENTS:
             raise Malformed(f"{name[:40]!r} has a shape that torch cannot count")
@@ -129,7 +129,7 @@ def _explained(path: Path, option: str, remedy: str) -> Iterator[None]:
 
 
 def _check_safetensors(file: BinaryIO, most: int) -> None:
-    """Raise unless the header of a safetensors file has at most so many bytes and every name once."""
+    """Raise if the header of a safetensors file is longer than `most` bytes or holds a name twice."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")

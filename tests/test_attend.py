@@ -226,7 +226,7 @@ def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:
 class _OnGpu(Tensor):
     """A tensor that says it is on a GPU."""
 
-    device = torch.device("cuda")  # type: ignore[assignment]
+    device = torch.device("cuda")  # type: ignore[assignment]  # torch has a property here
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -18,7 +18,7 @@ from avow.methods.latent import Latent, directions
 
 
 def tensors(n: int = 40, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(torch.randn(2, 3, n, 4).to(dtype) for _ in range(3))  # type: ignore[return-value]
+    return tuple(torch.randn(2, 3, n, 4).to(dtype) for _ in range(3))  # type: ignore[return-value]  # three of them
 
 
 def seeded(seed: int = 0) -> torch.Generator:

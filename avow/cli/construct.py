@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do wha
 
 Keys = Annotated[Path | None, typer.Option(help="A .safetensors file with a tensor named keys, one key a row.")]
 Orthonormal = Annotated[int | None, typer.Option(help="So many unit vectors as keys.")]
-Random = Annotated[int | None, typer.Option(help="So many keys of random direction and length 1.")]
+Random = Annotated[int | None, typer.Option(help="This number of keys, of random direction and length 1.")]
 Dim = Annotated[int | None, typer.Option(help="Dimension of the keys; as many as there are keys by default.")]
 Eps = Annotated[float, typer.Option(help="The error that is promised.")]
 Save = Annotated[Path | None, typer.Option(help="Write the weights here, as .safetensors with the promise.")]

@@ -119,7 +119,7 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     own_error = target.reference_error(some)
     own = (reference_error(some) if own_error is None else own_error)[0, 0]
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
-    # The true answer is no shorter than the reference's less its own error, and zero if there is no value.
+    # A lower bound on the true answer's length: the reference's less its own error; zero if a row sees no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)
     absolute = (distance + off) * rounding.SAFETY
     length = (length_floors(truth) - off) / rounding.SAFETY

@@ -119,7 +119,7 @@ class Method(ABC):
         return None
 
     def draw(self, dim: int, generator: torch.Generator | None, device: torch.device) -> Tensor | None:
-        """All that is drawn at random for heads of so many dimensions, if that does not depend on q, k and v.
+        """All that is drawn at random for heads of `dim` dimensions, if that does not depend on q, k and v.
 
         A module draws it once and passes it to `initial_state`. None: nothing, or draws depend on the inputs.
         """

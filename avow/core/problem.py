@@ -324,7 +324,7 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_numbers(name: str, x: Tensor) -> None:
-    """Raise if a tensor has sizes and no numbers, of which alone no bound can be told."""
+    """Raise if a tensor has a shape but no numbers (meta, fake): no bound follows from a shape alone."""
     if x.is_meta or (not torch.compiler.is_compiling() and isinstance(x, FakeTensor)):
         kind = "on the meta device" if x.is_meta else "a FakeTensor"
         remedy = "pass a tensor with numbers; for prices alone use Problem.of(q, k, v).sizes and a method's cost"

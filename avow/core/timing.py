@@ -9,7 +9,7 @@ import torch
 
 
 def timed(call: Callable[[], object], device: torch.device, calls: int = 1) -> float:
-    """The seconds of one call among so many in a row, the device's queue drained after the last."""
+    """Seconds per call, averaged over `calls` in a row; the device is synchronized after the last."""
     start = time.perf_counter()
     for _ in range(calls):
         call()

@@ -206,7 +206,7 @@ def _residual(mass: Tensor, missed: Tensor) -> Tensor:
 
 
 def _above(log: Tensor, terms: int) -> Tensor:
-    """An upper bound on the true logarithm of a sum of so many terms."""
+    """An upper bound on the true logarithm of a sum of `terms` terms."""
     return log + 64 * _U * (log.abs().nan_to_num(0.0, 0.0, 0.0) + terms)
 
 

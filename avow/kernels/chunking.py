@@ -226,10 +226,10 @@ def before_parts(
     """
     heads = added.sums.shape[0]
     lead = (heads, cut.parts) if batch is None else (batch, heads // batch)
-    before = Sums(*(None if x is None else x.new_empty(*lead, *x.shape[2:]) for x in added))  # type: ignore[arg-type]
+    before = Sums(*(None if x is None else x.new_empty(*lead, *x.shape[2:]) for x in added))  # type: ignore[arg-type]  # sums are never None
     features = added.sums.shape[2]
     for i, width in enumerate((added.sums.shape[3], 1)):
-        size = math.prod(added[i].shape[2:])  # type: ignore[union-attr]
+        size = math.prod(added[i].shape[2:])  # type: ignore[union-attr]  # neither is
         if not size:  # totals that nobody asked for
             continue
         block = min(1024, padded(size))

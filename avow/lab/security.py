@@ -101,7 +101,7 @@ class SecurityMiddleware:
         try:
             await app(scope, receive, send_with_headers)
         except _NotSent:
-            # The client broke the protocol, was told so by the server, and is about to be cut off.
+            # The client broke the protocol; the server has answered and closes the connection.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     while (await receive())["type"] != "http.disconnect":

@@ -88,7 +88,7 @@ def _(x: Tensor, log_weight: Tensor, rank: int) -> Tensor:
 
 
 # No graph holds a generator. The public `torch.compiler.disable` would load the compiler with this module.
-_uncompiled = torch._disable_dynamo(lambda *arguments: pivots(*arguments))  # type: ignore[attr-defined]
+_uncompiled = torch._disable_dynamo(lambda *arguments: pivots(*arguments))  # type: ignore[attr-defined]  # private
 
 
 def candidates(keys: int, rank: int) -> int:

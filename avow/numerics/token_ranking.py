@@ -77,7 +77,7 @@ class Extent(NamedTuple):
     longest: Float64[Tensor, "b g 1 1"]
     """An upper bound on the length of any value, tight up to the slack of norms."""
     shortest: Float64[Tensor, "b g 1 1"]
-    """Minus at most the length of any value."""
+    """Minus a lower bound on the length of any value."""
 
     @property
     def size(self) -> Float64[Tensor, "b g 1 1"]:

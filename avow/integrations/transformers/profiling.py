@@ -372,8 +372,8 @@ def _selection_offers(method: Method, rows: Problem, needed: list[float]) -> Ite
 
 
 def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rates, tol: float) -> Iterator[Offer]:
-    """Offers of a method whose cost is that of whole texts; each head by itself, since one head without a useful bound
-    is no reason to leave the others.
+    """Offers of a method whose cost is that of whole texts; each head by itself: a head without a useful bound
+    does not rule the others out.
     """
     exact = next(iter(exact_method().grid(whole.sizes)))
     for head in range(whole.q.shape[1]):
@@ -392,8 +392,8 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
 def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None, Kind]:
     """The largest bound of the sampled rows, and its kind.
 
-    A method is not run if it expects no useful bound, which it estimates from norms or from every so many tokens: that
-    many landmarks leave a smaller residual of them than of all tokens.
+    A method is not run if it expects no useful bound. It estimates that from norms, or from a sample of the tokens, of
+    which its landmarks leave a smaller residual than of all tokens.
     """
     try:
         method.check(rows.sizes)

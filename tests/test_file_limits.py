@@ -158,5 +158,5 @@ def test_tensors_that_memory_does_not_hold_are_refused(tmp_path: Path, monkeypat
     path = tmp_path / "large"
     path.write_bytes(framed({"a": about()}, bytes(8)))
     monkeypatch.setattr(safetensors, "safe_open", full)
-    with pytest.raises(FileError, match=r"\(there is no memory for its tensors\); write it again"):
+    with pytest.raises(FileError, match=r"\(its tensors do not fit in memory\); write it again"):
         load_tensors(path, "input")

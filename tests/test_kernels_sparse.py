@@ -56,11 +56,11 @@ def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dt
     given = step(*drawn(**shape), dtype)
     most, s, drop = given.lengths.most, given.k.shape[2], 2e-2
     hint = most.repeat_interleave(shape["r"], 1) * torch.rand(given.q.shape[:2])
-    known = references.prepared_reference(given.q, given.sketch, most, hint, given.scale)
-    own_known = step_constants.prepared(given.q, given.sketch, most, hint, given.scale)
+    known = references.prepared_reference(given.q, given.sketch, most, hint, given.scale, given.used)
+    own_known = step_constants.prepared(given.q, given.sketch, most, hint, given.scale, given.used)
     torch.testing.assert_close(own_known, known, rtol=1e-5, atol=1e-5)
-    terms = references.bounded_reference(given.q, given.sketch, given.lengths.each, known)
-    own = sketch_pass.bounded(given.q, given.sketch, given.lengths.each, known)
+    terms = references.bounded_reference(given.q, given.sketch, given.lengths.each, known, given.used)
+    own = sketch_pass.bounded(given.q, given.sketch, given.lengths.each, known, given.used)
     # Sums in another order may put a term on the other side of a whole number.
     apart = references.steps_below(own) - references.steps_below(terms)
     assert int(apart.abs().max()) <= 1 and float((apart != 0).float().mean()) < 0.02

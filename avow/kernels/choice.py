@@ -15,7 +15,8 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
-from avow.kernels.histogram import WIDTH, Counted, stride_of
+from avow.kernels import histogram
+from avow.kernels.histogram import WIDTH, Counted, stride_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS
@@ -74,15 +75,23 @@ def appended(own, count, entry, wanted, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _below(offset, top, widest, head, sibling, group, place, c, R: tl.constexpr):
+def _below(offset, top, widest, head, sibling, group, place, c, room, R: tl.constexpr):
     """How many steps groups are below a sibling's largest term, and their tokens below the group's."""
     row = head * R + sibling
-    apart = tl.load(widest + row) - tl.load(top + (head * c + group) * R + sibling, mask=group < c, other=0)
-    short = tl.load(offset + row * c * _GROUP + place, mask=(group < c)[:, None], other=0).to(tl.int32)
+    apart = tl.load(widest + row) - tl.load(top + (head * room + group) * R + sibling, mask=group < c, other=0)
+    short = tl.load(offset + row * room * _GROUP + place, mask=(group < c)[:, None], other=0).to(tl.int32)
     return apart, short
 
 
-@triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span", "programs"])
+@triton.jit
+def span_in(s, part, spans, BLOCK: tl.constexpr):
+    """The first of the blocks of s tokens that one of `spans` programs has, and the one after its last."""
+    blocks = tl.cdiv(s, BLOCK)
+    span = tl.cdiv(blocks, spans)
+    return part * span, tl.minimum(part * span + span, blocks)
+
+
+@triton.jit(do_not_specialize=["room", "spans", "span", "programs"])
 def _marked(
     offset,
     top,
@@ -95,9 +104,8 @@ def _marked(
     found,
     tails,
     drop,
-    c,
-    s,
-    blocks,
+    used,
+    room,
     spans,
     span,
     programs,
@@ -105,9 +113,12 @@ def _marked(
     RP: tl.constexpr,
     BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    ENOUGH: tl.constexpr,
 ):
-    """Lists the tokens of `span` blocks that some sibling wants, and adds up what the others may weigh."""
+    """Lists the tokens of some blocks, at most `span`, that some sibling wants, and adds up what others may weigh."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    s = tl.load(used + head)
+    c = s // _GROUP
     row, bins, program = tl.arange(0, RP), tl.arange(0, _BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
     own = (row < R)[:, None]
@@ -115,7 +126,9 @@ def _marked(
     parts = tl.load(
         masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
     )
-    budget = tl.sum(parts, 1) * drop * (tl.load(most + head) / tl.load(nu + head))
+    # Of a sample the terms are fewer by as much as it is smaller.
+    sampled = stride_in(c, ENOUGH).to(tl.float32)
+    budget = tl.sum(parts, 1) * (drop / sampled) * (tl.load(most + head) / tl.load(nu + head))
     # Where the budget is not a number, everything is read.
     budget = tl.where(budget < float("inf"), budget, -1.0)
     number = tl.load(counts + rows[:, None] * _BINS + bins[None, :], mask=own, other=0)
@@ -128,21 +141,22 @@ def _marked(
     count = 0
     left = tl.zeros((BLOCK // _GROUP, RP), tl.float32)
     token = tl.arange(0, _GROUP)
-    for block in range(part * span, tl.minimum(part * span + span, blocks)):
+    begin, end = span_in(s, part, spans, BLOCK)
+    for block in range(begin, end):
         group = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
         place = group[:, None] * _GROUP + token[None, :]
         sketched = group < c
         # By how many steps a token is above some sibling's cut; what has no sketch is always read.
         above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((BLOCK // _GROUP, _GROUP), tl.int32)
         for sibling in tl.static_range(R):
-            apart, short = _below(offset, top, widest, head, sibling, group, place, c, R)
+            apart, short = _below(offset, top, widest, head, sibling, group, place, c, room, R)
             cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
             above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
         wanted = tl.where((above > 0) & (place < s), 1, 0)
         unread = 1.0 - wanted.to(tl.float32)
         count = appended(own_list, count, place, wanted, BLOCK)
         for sibling in tl.static_range(R):
-            apart, short = _below(offset, top, widest, head, sibling, group, place, c, R)
+            apart, short = _below(offset, top, widest, head, sibling, group, place, c, room, R)
             # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
             # lies between two of them on a line: that is above the power, by 6% at most.
             bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
@@ -153,10 +167,10 @@ def _marked(
     tl.store(tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
 
 
-def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
+def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, capacity: int) -> Chosen:
     """Tokens that some sibling wants, so that the rest moves it by about `drop`, and all that have no sketch."""
-    heads, c, r = terms.top.shape
-    blocks, spans, span = spans_of(heads, s)
+    heads, room, r = terms.top.shape
+    spans, span = spans_of(heads, capacity)
     out = Chosen(
         terms.widest.new_empty(heads, spans * span * BLOCK),
         terms.widest.new_empty(heads, spans),
@@ -171,10 +185,9 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         most,
         terms.nu,
         *out[:3],
-        drop / stride_of(c),
-        c,
-        s,
-        blocks,
+        drop,
+        terms.used,
+        room,
         spans,
         span,
         programs,
@@ -182,14 +195,15 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         RP=triton.next_power_of_2(r),
         BLOCK=BLOCK,
         PROGRAMS=triton.next_power_of_2(programs),
+        ENOUGH=histogram._ENOUGH,
         num_warps=4,
         maxnreg=REGISTERS,
     )
     return out
 
 
-def spans_of(heads: int, s: int) -> tuple[int, int, int]:
-    """How many blocks a head's tokens are, how many spans, and how many blocks are a span: fixed by the shape."""
-    blocks = triton.cdiv(s, BLOCK)
+def spans_of(heads: int, capacity: int) -> tuple[int, int]:
+    """How many spans there are to a head's tokens, and how many blocks may be a span: fixed by the shape."""
+    blocks = triton.cdiv(capacity, BLOCK)
     span = triton.cdiv(heads * blocks, _AT_ONCE)
-    return blocks, triton.cdiv(blocks, span), span
+    return triton.cdiv(blocks, span), span

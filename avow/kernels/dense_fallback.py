@@ -27,7 +27,7 @@ from avow.kernels.work_partition import programs, share_of, shares, slots_of, sp
 _CHUNK = 16
 
 
-@triton.jit(do_not_specialize=["s", "heads"])
+@triton.jit(do_not_specialize=["heads"])
 def _read_again(
     q,
     k,
@@ -51,7 +51,7 @@ def _read_again(
     vanished,
     k_stride,
     v_stride,
-    s,
+    used,
     heads,
     R: tl.constexpr,
     RP: tl.constexpr,
@@ -68,7 +68,7 @@ def _read_again(
 ):
     """One share of all tokens of heads with a row that is not within what was allowed."""
     program = tl.program_id(0)
-    counts = tiles_again(within, heads, s, R, HEADS)
+    counts = tiles_again(within, used, heads, R, HEADS)
     ends, share = shares(counts, PROGRAMS)
     begin, stop, first, beyond = share_of(program, ends, share)
     for head in range(first, beyond):
@@ -96,7 +96,7 @@ def _read_again(
             EP,
             LIFT,
             FAST,
-            s,
+            tl.load(used + head),
         )
         slot, slots = slots_of(head, ends, counts, share, HEADS)
         # All threads have written before one of them says so.
@@ -161,7 +161,7 @@ def read_again(
         *rounding_of(q, v, scale),
         keys.stride(0),
         values.stride(0),
-        s,
+        terms.used,
         heads,
         R=h // g,
         RP=ROWS,

@@ -31,7 +31,19 @@ class Counted(NamedTuple):
     """In parts, as multiples of 2^(widest / 8)."""
 
 
-@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
+@triton.jit
+def stride_in(c, ENOUGH: tl.constexpr):
+    """Of how many groups one is counted."""
+    return tl.maximum(1, c * _GROUP // ENOUGH)
+
+
+@triton.jit
+def blocks_in(c, stride, BLOCK: tl.constexpr):
+    """How many programs count so many groups."""
+    return tl.maximum(1, tl.cdiv(tl.cdiv(c, stride) * _GROUP, BLOCK))
+
+
+@triton.jit(do_not_specialize=["room"])
 def counting(
     offset,
     top,
@@ -39,25 +51,27 @@ def counting(
     widest,
     counts,
     masses,
-    c,
-    blocks,
-    stride,
-    share,
+    used,
+    room,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     MASSES: tl.constexpr,
+    ENOUGH: tl.constexpr,
 ):
-    """Adds one of `stride` groups to a row's histogram, and the expected mass of `share` groups up."""
+    """Adds some groups of a sample to a row's histogram, and the expected mass of its share of all groups up."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
+    c = tl.load(used + head) // _GROUP
+    stride = stride_in(c, ENOUGH)
+    share = tl.cdiv(c, blocks_in(c, stride, BLOCK))
     highest = tl.load(widest + row)
     number = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
     # Not always the same of them, since texts repeat themselves.
     group = number * stride + number * 5 % stride
     inside = group < c
-    below = highest - tl.load(top + (head * c + group) * R + sibling, mask=inside, other=0)
+    below = highest - tl.load(top + (head * room + group) * R + sibling, mask=inside, other=0)
     place = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    short = tl.load(offset + row * c * _GROUP + place, mask=inside[:, None], other=0).to(tl.int32)
+    short = tl.load(offset + row * room * _GROUP + place, mask=inside[:, None], other=0).to(tl.int32)
     # What is not there goes to the last bin and is taken out again: Triton 3.6 reorders what a histogram counts and
     # its mask each in a way of its own.
     which = tl.where(inside[:, None], tl.minimum((below[:, None] + short) // _WIDTH, _BINS - 1), _BINS - 1)
@@ -69,39 +83,27 @@ def counting(
     end = tl.minimum(block * share + share, c)
     for first in range(block * share, end, MASSES):
         each = first + tl.arange(0, MASSES)
-        at = (head * c + each) * R + sibling
+        at = (head * room + each) * R + sibling
         weight = tl.load(mass + at, mask=each < end, other=0.0)
         apart = highest - tl.load(top + at, mask=each < end, other=0)
         expected += tl.where(each < end, weight * tl.exp2(apart.to(tl.float32) * -0.125), 0.0)
-    tl.store(masses + row * blocks + block, tl.sum(expected, 0))
+    tl.store(masses + row * tl.num_programs(1) + block, tl.sum(expected, 0))
 
 
-class Counting(NamedTuple):
-    """How terms are counted: programs by rows and blocks of each, and what `counting` is told beside tensors."""
-
-    grid: tuple[int, int]
-    numbers: tuple[int, int, int, int]
-    constants: dict[str, int]
+def programs_for(room: int) -> int:
+    """How many programs count a row, at most."""
+    return max(1, triton.cdiv(min(room * GROUP, 2 * _ENOUGH), _SPAN))
 
 
-def counting_of(terms: Terms) -> Counting:
-    """The layout of `counting`, fixed by the shape."""
-    rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
-    stride = stride_of(c)
-    blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
-    constants = dict(R=r, BLOCK=_SPAN, MASSES=_MASSES)
-    return Counting((rows, blocks), (c, blocks, stride, triton.cdiv(c, blocks)), constants)
-
-
-def stride_of(c: int) -> int:
-    """Of how many groups one is counted."""
-    return max(1, c * GROUP // _ENOUGH)
+def constants_of(terms: Terms) -> dict[str, int]:
+    """What `counting` is compiled for."""
+    return dict(R=terms.top.shape[2], BLOCK=_SPAN, MASSES=_MASSES, ENOUGH=_ENOUGH)
 
 
 def counted(terms: Terms) -> Counted:
     """Histograms of terms, and their expected mass."""
-    layout = counting_of(terms)
-    masses = terms.mass.new_empty(layout.grid)
-    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts)
-    counting[layout.grid](*known, masses, *layout.numbers, **layout.constants, num_warps=WARPS)
+    rows, room = terms.widest.shape[0], terms.top.shape[1]
+    masses = terms.mass.new_empty(rows, programs_for(room))
+    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts, masses, terms.used, room)
+    counting[masses.shape](*known, **constants_of(terms), num_warps=WARPS)
     return Counted(terms.counts, masses)

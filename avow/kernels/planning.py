@@ -15,13 +15,14 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.histogram import WARPS, WIDTH, counting, counting_of
+from avow.kernels.histogram import WARPS, WIDTH, constants_of, counting, programs_for, stride_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, LIMIT
 from avow.numerics.rounding import unit
+from avow.numerics.sketch import GROUP
 
-_BINS, _LIMIT, _WIDTH = (tl.constexpr(number) for number in (BINS, LIMIT, WIDTH))
+_BINS, _GROUP, _LIMIT, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, LIMIT, WIDTH))
 # What only plans rest on: how long values are, as a share of the longest; and what the sketch pass took off the
 # expected mass in doubt comes back as far as intervals are wide, up to this factor.
 _USUAL, _DOUBTED = tl.constexpr(0.8), tl.constexpr(1.15)
@@ -68,7 +69,7 @@ def _plan(expected, behind, highest, aim, slim, mean_log, log):
     return tl.where(known, steps, 2.0**30).to(tl.int32), fine
 
 
-@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
+@triton.jit(do_not_specialize=["groups"])
 def _planned(
     offset,
     top,
@@ -85,20 +86,21 @@ def _planned(
     narrow,
     mean_log,
     log,
-    c,
-    blocks,
-    stride,
-    share,
+    used,
+    groups,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     MASSES: tl.constexpr,
+    ENOUGH: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """A part of a row's histogram; whoever is the last to have filled in a part plans for the row."""
     row = tl.program_id(0).to(tl.int64)
     slim = tl.load(nu + row // R) / tl.load(most + row // R)
     highest = tl.load(widest + row)
-    counting(offset, top, mass, widest, counts, masses, c, blocks, stride, share, R, BLOCK, MASSES)
+    counting(offset, top, mass, widest, counts, masses, used, groups, R, BLOCK, MASSES, ENOUGH)
+    blocks = tl.num_programs(1)
+    stride = stride_in(tl.load(used + row // R) // _GROUP, ENOUGH)
     # All threads have written before one of them says so.
     tl.debug_barrier()
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
@@ -139,10 +141,10 @@ def goal(drop: float, limit: float | None, dtype: torch.dtype) -> Goal:
 
 def planned(terms: Terms, most: Float32[Tensor, "b g"], aim: Goal, logs: Logs) -> Float32[Tensor, "bh 2"]:
     """Each row's rim in octaves, and from how many octaves below it on terms are heavy."""
-    layout = counting_of(terms)
-    masses, rims = terms.mass.new_empty(layout.grid), terms.mass.new_empty(layout.grid[0], 2)
+    rows, room = terms.widest.shape[0], terms.top.shape[1]
+    masses, rims = terms.mass.new_empty(rows, programs_for(room)), terms.mass.new_empty(rows, 2)
     known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts)
-    _planned[layout.grid](
+    _planned[masses.shape](
         *known,
         masses,
         terms.arrived,
@@ -152,9 +154,10 @@ def planned(terms: Terms, most: Float32[Tensor, "b g"], aim: Goal, logs: Logs) -
         *aim,
         logs.mean,
         logs.sum,
-        *layout.numbers,
-        **layout.constants,
-        PROGRAMS=triton.next_power_of_2(layout.grid[1]),
+        terms.used,
+        room,
+        **constants_of(terms),
+        PROGRAMS=triton.next_power_of_2(masses.shape[1]),
         num_warps=WARPS,
     )
     return rims

@@ -19,7 +19,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from avow.kernels import choice
-from avow.kernels.choice import PLACES, Chosen, Draws, appended
+from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.tile_ops import interpreted
@@ -96,6 +96,7 @@ def _block(
     second_key,
     c,
     s,
+    room,
     WHOLE: tl.constexpr,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -112,7 +113,7 @@ def _block(
     for sibling in tl.static_range(R):
         # A whole number of steps, but where everything is read: then it is far below all terms.
         rim = (tl.load(rims + sibling * 2) * 8).to(tl.int32)
-        at = offset + sibling * c * _GROUP + place
+        at = offset + sibling * room * _GROUP + place
         if WHOLE:
             peak = tl.load(top + group * R + sibling)
             short = tl.load(at)
@@ -136,7 +137,7 @@ def _block(
     return appended(own, count, place + (rare << _PLACES), wanted.to(tl.int32), BLOCK)
 
 
-@triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span"])
+@triton.jit(do_not_specialize=["room", "spans", "span"])
 def _drawn(
     offset,
     top,
@@ -144,36 +145,37 @@ def _drawn(
     seed,
     listed,
     found,
-    c,
-    s,
-    blocks,
+    used,
+    room,
     spans,
     span,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Lists which tokens of `span` blocks are drawn, and by which odds."""
+    """Lists which tokens of some blocks, at most `span`, are drawn, and by which odds."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    s = tl.load(used + head)
+    c = s // _GROUP
     first_key, second_key = _keys(seed, head)
     count = 0
-    offset += head * R * c * _GROUP
-    top += head * c * R
+    offset += head * R * room * _GROUP
+    top += head * room * R
     rims += head * R * 2
     listed += (head * spans + part) * span * BLOCK
-    end = tl.minimum(part * span + span, blocks)
-    whole = tl.minimum(tl.maximum(c * _GROUP // BLOCK, part * span), end)
-    for block in range(part * span, whole):
-        count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, True, R, BLOCK, FAST)
+    begin, end = span_in(s, part, spans, BLOCK)
+    whole = tl.minimum(tl.maximum(c * _GROUP // BLOCK, begin), end)
+    for block in range(begin, whole):
+        count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, room, True, R, BLOCK, FAST)
     for block in range(whole, end):
-        count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, False, R, BLOCK, FAST)
+        count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, room, False, R, BLOCK, FAST)
     tl.store(found + head * spans + part, count)
 
 
-def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], s: int) -> Chosen:
+def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], capacity: int) -> Chosen:
     """Tokens drawn by the odds that belong to rims."""
-    heads, c, r = terms.top.shape
-    blocks, spans, span = choice.spans_of(heads, s)
+    heads, room, r = terms.top.shape
+    spans, span = choice.spans_of(heads, capacity)
     listed = terms.widest.new_empty(heads, spans * span * choice.BLOCK)
     found = terms.widest.new_empty(heads, spans)
     _drawn[(heads, spans)](
@@ -183,9 +185,8 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
         seed,
         listed,
         found,
-        c,
-        s,
-        blocks,
+        terms.used,
+        room,
         spans,
         span,
         R=r,

@@ -41,11 +41,14 @@ _AT_ONCE = 132 * 8
 
 
 class Terms(NamedTuple):
-    """What is known of every sketched token; h counts query heads, r of them for each key head."""
+    """What is known of every sketched token; h counts query heads, r of them for each key head.
+
+    There is room for more groups than are in use: what stands behind those means nothing.
+    """
 
     offset: UInt8[Tensor, "bh rows"]
-    top: Int32[Tensor, "bg c r"]
-    mass: Float32[Tensor, "bg c r"]
+    top: Int32[Tensor, "bg room r"]
+    mass: Float32[Tensor, "bg room r"]
     """What the weights of a group are expected to sum to at least, as multiples of 2^(top / 8): a guess."""
     widest: Int32[Tensor, "bh"]
     """The largest `top` of a head."""
@@ -56,6 +59,8 @@ class Terms(NamedTuple):
     """Zeros: how many programs have filled in their part."""
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
+    used: Int32[Tensor, "bg"]
+    """How many tokens each head has; the rest is room for others."""
 
 
 @triton.jit
@@ -87,7 +92,7 @@ def _codes(words, FAST: tl.constexpr):
     return low, high
 
 
-@triton.jit(do_not_specialize=["c"])
+@triton.jit(do_not_specialize=["room"])
 def _bounded(
     q,
     codes,
@@ -107,7 +112,8 @@ def _bounded(
     radius_stride,
     reach_stride,
     lengths_stride,
-    c,
+    used,
+    room,
     R: tl.constexpr,
     RP: tl.constexpr,
     W: tl.constexpr,
@@ -122,6 +128,7 @@ def _bounded(
     take groups in turns, so that what all of them read at a time lies together.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.load(used + head) // _GROUP
     column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, _GROUP)
     STRIDE: tl.constexpr = 2 if TWO else 1
     row, second = column % (RP // STRIDE), column // (RP // STRIDE)
@@ -137,7 +144,7 @@ def _bounded(
     ratio = 1 / tl.load(nu + head)
     highest = tl.full((RP,), LOWEST_TERM, tl.int32)
     codes += head * codes_stride
-    offset += head * R * c * _GROUP
+    offset += head * R * room * _GROUP
     scale += head * scale_stride
     radius += head * radius_stride
     lengths += head * lengths_stride
@@ -165,7 +172,7 @@ def _bounded(
             far = tl.where(second[None, :] == 0, far, other_far)
             other_long = tl.load(lengths + after * _GROUP + token).to(tl.float32)[:, None]
             long = tl.where(second[None, :] == 0, long, other_long)
-        at = (head * c + mine) * R + row
+        at = (head * room + mine) * R + row
         shift = tl.load(bias + at, mask=row < R, other=0.0)
         margin = error * tl.load(reach + mine) + least
         middle = sums * grown[None, :] + shift[None, :]
@@ -177,7 +184,7 @@ def _bounded(
         peak = tl.max(place, 0)  # (RP,)
         short = tl.minimum(peak[None, :] - place, 255).to(tl.uint8)
         peak = peak - _BARE
-        spot = (row * c + mine)[None, :] * _GROUP + token[:, None]
+        spot = (row * room + mine)[None, :] * _GROUP + token[:, None]
         tl.store(offset + spot, short, mask=(row < R)[None, :])
         weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
         tl.store(top + at, peak, mask=row < R)
@@ -206,21 +213,21 @@ def _steps(scale, group, byte, W: tl.constexpr):
     return low[:, None], high[:, None]
 
 
-def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
-    """The terms of every sketched token."""
-    heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
+def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Int32[Tensor, "bg"]) -> Terms:
+    """The terms of every sketched token in use."""
+    heads, (b, h, d), room = known.nu.shape[0], q.shape, sketch.codes.shape[2]
     codes, scale, radius, reach = (
         by_head(getattr(sketch, name), f"sketch.{name}") for name in ("codes", "scale", "radius", "reach")
     )
     lengths = by_head(lengths, "lengths")
     r = b * h // heads
     out = (
-        q.new_empty(b * h, c * GROUP, dtype=torch.uint8),
-        q.new_empty(heads, c, r, dtype=torch.int32),
-        q.new_empty(heads, c, r, dtype=torch.float32),
+        q.new_empty(b * h, room * GROUP, dtype=torch.uint8),
+        q.new_empty(heads, room, r, dtype=torch.int32),
+        q.new_empty(heads, room, r, dtype=torch.float32),
     )
     at_once = 2 if 2 * r <= SIBLINGS else 1
-    _bounded[(heads, max(1, min(triton.cdiv(c, at_once), triton.cdiv(_AT_ONCE, heads))))](
+    _bounded[(heads, max(1, min(triton.cdiv(room, at_once), triton.cdiv(_AT_ONCE, heads))))](
         q,
         codes,
         scale,
@@ -237,7 +244,8 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         radius.stride(0),
         reach.stride(0),
         lengths.stride(0),
-        c,
+        used,
+        room,
         R=r,
         RP=SIBLINGS,
         W=d // 2,
@@ -247,4 +255,4 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         FAST=not interpreted(),
         num_warps=1,
     )
-    return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths)
+    return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths, used)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
@@ -90,10 +90,13 @@ def decode(
     confidence: float = 1.0,
     seed: Int64[Tensor, "1"] | None = None,
     stages: Stages = KERNELS,
+    used: Int32[Tensor, "bg"] | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
     `sketch` is that of the first whole groups of k, `lengths` are those of v; tokens without a sketch are always read.
+    `used`, on the device, says how many tokens each key head has: the others of k and v are room for tokens to come.
+    Without it all are in use.
     `hint` may hold lengths that the answers are expected to have, such as those of the step before: the nearer, the
     fewer tokens are read; what is proved holds whatever they are. With a `limit`, `drop` is only aimed at: rows are
     within what is allowed where their whole bound is, and heads with a row that is not read all tokens after all.
@@ -107,8 +110,10 @@ def decode(
     seed = _checked_seed(confidence, seed, k)
     q = q.detach().contiguous()
     most, s = lengths.most, k.shape[2]
-    known = stages.prepared(q, sketch, most, hint, scale, planning.shortest(drop, limit, confidence))
-    terms = stages.bounded(q, sketch, lengths.each, known)
+    if used is None:
+        used = most.new_full((most.numel(),), s, dtype=torch.int32)
+    known = stages.prepared(q, sketch, most, hint, scale, used, planning.shortest(drop, limit, confidence))
+    terms = stages.bounded(q, sketch, lengths.each, known, used)
     if seed is None:
         chosen = stages.marked(terms, stages.counted(terms), most, drop, s)
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 from avow.kernels.chunking import padded
 from avow.kernels.tile_ops import by_head
 from avow.numerics.rounding import gamma, unit
-from avow.numerics.sketch import Sketch
+from avow.numerics.sketch import GROUP, Sketch
 
 # Terms are counted in eighths of an octave.
 STEPS = 8
@@ -25,7 +25,7 @@ LOWEST_TERM = tl.constexpr(-LIMIT)
 SIBLINGS = 8
 # Bins of the histogram that is emptied here and filled later.
 BINS = 128
-_BINS = tl.constexpr(BINS)
+_BINS, _GROUP = tl.constexpr(BINS), tl.constexpr(GROUP)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 CONSTANTS = tl.constexpr(5)
 # Groups per program.
@@ -35,7 +35,7 @@ _MANY = 64
 class Prepared(NamedTuple):
     """What the kernel over all tokens needs to know beforehand."""
 
-    bias: Float32[Tensor, "bg c r"]
+    bias: Float32[Tensor, "bg room r"]
     table: Float32[Tensor, "bg p constants"]
     nu: Float32[Tensor, "bg"]
     widest: Int32[Tensor, "bh"]
@@ -59,7 +59,7 @@ def absolute_error(d: int) -> float:
     return d * 240 * 2.0**-25 * 2.0**-12 + 2.0**-60
 
 
-@triton.jit(do_not_specialize=["c"])
+@triton.jit(do_not_specialize=["room"])
 def _prepared(
     q,
     zero,
@@ -78,7 +78,8 @@ def _prepared(
     absolute,
     least,
     zero_stride,
-    c,
+    used,
+    room,
     R: tl.constexpr,
     RP: tl.constexpr,
     D: tl.constexpr,
@@ -89,6 +90,9 @@ def _prepared(
 ):
     """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.load(used + head) // _GROUP
+    if (part > 0) & (part * MANY >= c):
+        return
     row, channel = tl.arange(0, RP), tl.arange(0, DP)
     there = (row < R)[:, None] & (channel < D)[None, :]
     x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
@@ -112,7 +116,7 @@ def _prepared(
         coarse = x.to(tl.bfloat16)
         shift = tl.dot(zeros, tl.trans(coarse), shift)
     shift = shift * grown[None, :]
-    place = (head * c + group)[:, None] * R + row[None, :]
+    place = (head * room + group)[:, None] * R + row[None, :]
     tl.store(bias + place, shift, mask=(group < c)[:, None] & (row < R)[None, :])
     if part == 0:
         x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
@@ -148,24 +152,25 @@ def prepared(
     most: Float32[Tensor, "b g"],
     hint: Float32[Tensor, "b h"] | None,
     scale: float,
+    used: Int32[Tensor, "bg"],
     least: float = 0.0,
 ) -> Prepared:
-    """Constants of every head, and the products with the zeros of all groups.
+    """Constants of every head, and the products with the zeros of all groups of the tokens in use.
 
     `hint` are lengths that answers may have; those below the share `least` of the longest value are taken for that.
     """
     b, h, d = q.shape
-    c, heads = sketch.codes.shape[2], b * most.shape[1]
+    room, heads = sketch.codes.shape[2], b * most.shape[1]
     zero = by_head(sketch.zero, "sketch.zero")
     out = Prepared(
-        q.new_empty(heads, c, b * h // heads, dtype=torch.float32),
+        q.new_empty(heads, room, b * h // heads, dtype=torch.float32),
         q.new_empty(heads, SIBLINGS, CONSTANTS.value, dtype=torch.float32),
         q.new_empty(heads, dtype=torch.float32),
         q.new_empty(b * h, dtype=torch.int32),
         q.new_empty(b * h, BINS, dtype=torch.int32),
         q.new_empty(b * h, dtype=torch.int32),
     )
-    _prepared[(heads, max(1, triton.cdiv(c, _MANY)))](
+    _prepared[(heads, max(1, triton.cdiv(room, _MANY)))](
         q,
         zero,
         sketch.metric.contiguous(),
@@ -178,7 +183,8 @@ def prepared(
         absolute_error(d),
         least,
         zero.stride(0),
-        c,
+        used,
+        room,
         R=b * h // heads,
         RP=SIBLINGS,
         D=d,

@@ -30,9 +30,10 @@ def tiles_listed(found, heads, spans, HEADS: tl.constexpr, SPANS: tl.constexpr):
 
 
 @triton.jit
-def tiles_again(within, heads, s, R: tl.constexpr, HEADS: tl.constexpr):
-    """The same where heads with a row that is not within what was allowed list all s tokens, and the others none."""
+def tiles_again(within, used, heads, R: tl.constexpr, HEADS: tl.constexpr):
+    """The same where heads with a row that is not within what was allowed list all tokens, and the others none."""
     head = tl.arange(0, HEADS)
+    s = tl.load(used + head, mask=head < heads, other=0)
     counts = tl.zeros((HEADS,), tl.int32)
     for sibling in tl.static_range(R):
         well = tl.load(within + head * R + sibling, mask=head < heads, other=1)
@@ -80,6 +81,6 @@ def slots_of(head, ends, counts, share, HEADS: tl.constexpr):
     return first, tl.where(count > 0, (after - 1) // share + head + 1, first)
 
 
-def programs(heads: int, s: int) -> int:
+def programs(heads: int, capacity: int) -> int:
     """Over how many programs all lists are spread, fixed by the shape."""
-    return min(_PROGRAMS, heads * triton.cdiv(s, TILE))
+    return min(_PROGRAMS, heads * triton.cdiv(capacity, TILE))

@@ -36,11 +36,12 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
     )
     q, told = 3 * q, f"kernels at {n} tokens: {kind}, r = {r}, d = {d}"
     sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
+    used = torch.full((2,), n, dtype=torch.int32, device=device)
     mine = decode(q, k, v, sketch, lengths, 0.05, scale)
     errors = distances(Case("", q, k, v, scale), mine.out)
     if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
         faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
-    terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale))
+    terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale, used), used)
     # What follows from the same terms is whole numbers, and so the same.
     counted, other = histogram.counted(terms), references.counted_reference(terms)
     if not torch.equal(counted.counts, other.counts):
@@ -50,7 +51,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
         faults.append(f"{told}: the lists of tokens to read are others")
     logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
     # The histogram is full: another one.
-    terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale))
+    terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale, used), used)
     aim = planning.goal(0.5, None, kind)
     rims, other_rims = (
         planning.planned(terms, lengths.most, aim, logs),

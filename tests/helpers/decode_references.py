@@ -14,11 +14,11 @@ import triton
 from jaxtyping import Float32, Float64, Int32, Int64
 from torch import Tensor
 
-from avow.kernels import choice, planning, sample_bounds, sampling, sketch_pass
+from avow.kernels import choice, histogram, planning, sample_bounds, sampling, sketch_pass
 from avow.kernels.choice import PLACES, Chosen, Draws, spans_of
 from avow.kernels.finalize import Decoded
 from avow.kernels.gather_attention import Parts
-from avow.kernels.histogram import WIDTH, Counted, stride_of
+from avow.kernels.histogram import WIDTH, Counted
 from avow.kernels.merging import UNIT, rounding_of
 from avow.kernels.planning import Goal
 from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
@@ -35,6 +35,7 @@ def prepared_reference(
     most: Float32[Tensor, "b g"],
     hint: Float32[Tensor, "b h"] | None,
     scale: float,
+    used: Int32[Tensor, "bg"],
     least: float = 0.0,
 ) -> Prepared:
     """What the kernel of that name computes."""
@@ -67,7 +68,9 @@ def prepared_reference(
     return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
 
 
-def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
+def bounded_reference(
+    q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Int32[Tensor, "bg"]
+) -> Terms:
     """What the kernel of that name computes."""
     heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
     r = b * h // heads
@@ -89,7 +92,7 @@ def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepare
     mass = torch.exp2((middle - sketch_pass._DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1))
+    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1), used)
 
 
 def counted_reference(terms: Terms) -> Counted:
@@ -104,6 +107,17 @@ def counted_reference(terms: Terms) -> Counted:
     counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
     mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
     return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
+
+
+def stride_of(c: int) -> int:
+    """Of how many groups one is counted."""
+    return max(1, c * GROUP // histogram._ENOUGH)
+
+
+def own_span(heads: int, s: int) -> tuple[int, int]:
+    """How many spans s tokens of a head have, and how many of these are a span."""
+    spans, _ = spans_of(heads, s)
+    return spans, triton.cdiv(triton.cdiv(s, choice.BLOCK), spans) * choice.BLOCK
 
 
 def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
@@ -133,24 +147,22 @@ def marked_reference(terms: Terms, known: Counted, most: Float32[Tensor, "b g"],
     flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
     deep = torch.minimum(below, choice._DEEPEST.value + terms.offset.int())
     left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
-    _, spans, span = spans_of(heads, s)
-    tails = (
-        torch.nn.functional.pad(left, (0, spans * span * choice.BLOCK - c * GROUP)).view(heads * r, spans, -1).sum(-1)
-    )
+    spans, span = own_span(heads, s)
+    tails = torch.nn.functional.pad(left, (0, spans * span - c * GROUP)).view(heads * r, spans, -1).sum(-1)
     return listed_reference(flags.int(), tails)
 
 
 def listed_reference(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, draws: Draws | None = None) -> Chosen:
     """Lists of tokens whose flags are not 0 but one more than the step of their odds; elsewhere in a list stands −1."""
     heads, s = flags.shape
-    _, spans, span = spans_of(heads, s)
-    room = span * choice.BLOCK
+    spans, span = own_span(heads, s)
+    room = spans_of(heads, s)[1] * choice.BLOCK
     listed = torch.full((heads, spans, room), -1, dtype=torch.int32, device=flags.device)
-    flags = torch.nn.functional.pad(flags, (0, spans * room - s)).view(heads, spans, room)
+    flags = torch.nn.functional.pad(flags, (0, spans * span - s)).view(heads, spans, span)
     for head, part in itertools.product(range(heads), range(spans)):
         place = flags[head, part].nonzero()[:, 0]
         steps = flags[head, part, place] - 1
-        listed[head, part, : len(place)] = (place + part * room).int() | steps << PLACES
+        listed[head, part, : len(place)] = (place + part * span).int() | steps << PLACES
     return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, draws)
 
 

@@ -39,6 +39,11 @@ class Step:
         with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
             return how(self.q, self.k, self.v, self.sketch, self.lengths, drop, self.scale, hint)
 
+    @property
+    def used(self) -> Tensor:
+        """How many tokens each key head has: all that there is room for."""
+        return torch.full((self.k.shape[0] * self.k.shape[1],), self.k.shape[2], dtype=torch.int32)
+
     def siblings(self, x: Tensor) -> Tensor:
         return x.double().repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)
 
@@ -71,8 +76,8 @@ def drawn(b: int = 1, g: int = 1, r: int = 2, s: int = 200, d: int = 64, e: int 
 
 def terms_of(given: Step, hint: Tensor | None = None) -> Terms:
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        known = prepared(given.q, given.sketch, given.lengths.most, hint, given.scale)
-        return bounded(given.q, given.sketch, given.lengths.each, known)
+        known = prepared(given.q, given.sketch, given.lengths.most, hint, given.scale, given.used)
+        return bounded(given.q, given.sketch, given.lengths.each, known, given.used)
 
 
 def flags_of(chosen: Chosen, s: int) -> Tensor:

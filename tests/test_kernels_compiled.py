@@ -40,6 +40,10 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
     assert compiled("draws") == STEP.replace("counting _marked", "_planned _drawn").split()
 
 
+def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:
+    assert compiled("append") == ["_append", "_append", "_append", "_noted"]
+
+
 def test_every_kernel_of_a_scan_compiles_for_a_gpu() -> None:
     assert set(compiled("scans")) == set(SCANS.split())
 

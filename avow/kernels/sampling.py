@@ -168,7 +168,9 @@ def _drawn(
     for block in range(begin, whole):
         count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, room, True, R, BLOCK, FAST)
     for block in range(whole, end):
-        count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, room, False, R, BLOCK, FAST)
+        count = _block(
+            block, offset, top, listed, count, rims, first_key, second_key, c, s, room, False, R, BLOCK, FAST
+        )
     tl.store(found + head * spans + part, count)
 
 

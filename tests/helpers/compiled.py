@@ -47,6 +47,15 @@ def decode(confidence: float = 1.0) -> None:
     decode(q, k, v, sketched(k), value_lengths(v), 1e-2, limit=1e-2, confidence=confidence, seed=seed)
 
 
+def appended() -> None:
+    """One token more in a cache, and many."""
+    from avow.kernels.append_tokens import append
+    from tests.helpers.stores import blank, drawn
+
+    for many in (1, 5, 200):
+        append(blank(d=128, e=128), *drawn(many, d=128, e=128))
+
+
 def scans() -> None:
     """Answers and gradients of every linear attention, of enough rows for several parts."""
     from avow.kernels.feature_attention import feature_attention
@@ -73,6 +82,7 @@ def tokens() -> None:
 
 
 FAMILIES: dict[str, Callable[[], None]] = {
+    "append": appended,
     "decode": decode,
     "draws": lambda: decode(0.999),
     "scans": scans,

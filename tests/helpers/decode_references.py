@@ -68,9 +68,7 @@ def prepared_reference(
     return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
 
 
-def bounded_reference(
-    q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Int32[Tensor, "bg"]
-) -> Terms:
+def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Int32[Tensor, "bg"]) -> Terms:
     """What the kernel of that name computes."""
     heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
     r = b * h // heads

@@ -1,0 +1,283 @@
+"""Tokens written behind the others of a cache, measured and sketched, by one kernel that waits for nothing.
+
+How many tokens a head has is known to the device alone. A group of 64 is sketched when its last token comes, in float64
+as `avow.numerics.sketch` does it: what a sketch lost is measured from the codes that are stored, so bounds hold however
+these were rounded. Tokens that are not finite, values whose lengths leave float32's middle range and tokens without
+room make a head's `most` nan, and with it every bound of that head infinite from then on; `flags` says which it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Float32, Float64, Int32, UInt8
+from torch import Tensor
+
+from avow.kernels.chunking import padded
+from avow.kernels.tile_ops import row_contiguous, rows_at, view
+from avow.numerics.sketch import GROUP
+
+_GROUP = tl.constexpr(GROUP)
+# What went wrong with a head's tokens.
+NOT_FINITE, OUT_OF_RANGE, NO_ROOM = 1, 2, 4
+_NOT_FINITE, _OUT_OF_RANGE, _NO_ROOM = (tl.constexpr(flag) for flag in (NOT_FINITE, OUT_OF_RANGE, NO_ROOM))
+# Lengths of values that are neither zero nor between these are out of range.
+_SHORTEST, _LONGEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
+# Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
+_BEYOND = tl.constexpr(1e30)
+# The longest value is at least this share of its bound: float64 measured it, and float32 rounded up once.
+_SURE = tl.constexpr(1 - 2.0**-20)
+# Groups that one program writes after each other, if that is all there is to append.
+_ALONE = 2
+
+
+class TokenStore(NamedTuple):
+    """The buffers of a cache with room for tokens to come; heads of all sequences stand one after the other."""
+
+    k: Float[Tensor, "bg capacity d"]
+    v: Float[Tensor, "bg capacity e"]
+    norms: Float32[Tensor, "bg capacity"]
+    """Upper bounds on the lengths of values."""
+    codes: UInt8[Tensor, "bg groups G w"]
+    scale: Float[Tensor, "bg groups d"]
+    zero: Float[Tensor, "bg groups d"]
+    radius: Float[Tensor, "bg groups G"]
+    reach: Float32[Tensor, "bg groups"]
+    metric: Float32[Tensor, "bg d"]
+    size: Float64[Tensor, "bg"]
+    """A power of two for each head, by which its keys are divided before they are sketched; 0 before the first."""
+    longest: Float64[Tensor, "bg"]
+    """At least the length of any key."""
+    extremes: Float64[Tensor, "bg 2"]
+    """A lower bound on the shortest, and an upper bound on the longest value."""
+    most: Float32[Tensor, "bg"]
+    """At most the length of the longest value, and hardly less; nan once something went wrong."""
+    used: Int32[Tensor, "bg"]
+    flags: Int32[Tensor, "bg"]
+
+
+class _Found(NamedTuple):
+    """What the programs of a head found, for another to put together."""
+
+    longest: Float64[Tensor, "bg programs"]
+    extremes: Float64[Tensor, "bg programs 2"]
+    flags: Int32[Tensor, "bg programs"]
+
+
+class Append(NamedTuple):
+    """What the kernel is compiled for: G key heads to a sequence, of widths D and E, in tiles of ROWS rows."""
+
+    G: int
+    D: int
+    DP: int
+    WP: int
+    E: int
+    EP: int
+    ROWS: int
+    ALONE: bool
+    SKETCHED: bool
+
+
+@triton.jit
+def _squares(x):
+    """Sums over the rows of squares, exact but for float64's own rounding: float32 has no number too small for it."""
+    wide = x.to(tl.float64)
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit
+def _up32(x):
+    """A number of float64 that is at least 0, rounded up to float32."""
+    near = x.to(tl.float32)
+    bits = near.to(tl.int32, bitcast=True) + tl.where(near.to(tl.float64) < x, 1, 0)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _up16(x):
+    """Numbers of at least 0 in bfloat16, none of them smaller than it was."""
+    # Rounding to 8 bits loses at most 2^-9 of a number; below the normal range, 2^-134.
+    return tl.where(x > 0, x * (1 + 2.0**-8) + 2.0**-133, 0.0).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def _down16(x):
+    """Numbers in bfloat16, none of them larger than it was in float32."""
+    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits + 0xFFFF, bits) & -65536
+    return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def _half(keys, metric, size, channel, inside, D: tl.constexpr):
+    """Codes of some channels of a group, and what these add to the squares of radii, of the reach and of its bound."""
+    place = tl.arange(0, _GROUP)[:, None] * D + channel[None, :]
+    rows = tl.load(keys + place, mask=inside[None, :], other=0.0).to(tl.float64)
+    whole = rows / size
+    low = _down16(tl.min(whole, 0))
+    origin = low.to(tl.float32).to(tl.float64)
+    # Rounded up, so that the highest number has a code.
+    step = _up16(tl.maximum(tl.max(whole, 0) - origin, 0.0) / 15)
+    size_of_step = step.to(tl.float32).to(tl.float64)
+    codes = tl.floor((whole - origin[None, :]) / tl.where(size_of_step > 0, size_of_step, 1.0)[None, :] + 0.5)
+    codes = tl.minimum(tl.maximum(codes, 0.0), tl.where(size_of_step > 0, 15.0, 0.0)[None, :])
+    lost = whole - (origin[None, :] + size_of_step[None, :] * codes)
+    weight = tl.load(metric + channel, mask=inside, other=1.0).to(tl.float64)
+    far = tl.where(inside, tl.abs(origin) + 15 * size_of_step, 0.0)
+    radius = tl.sum(tl.where(inside[None, :], lost * lost / weight[None, :], 0.0), 1)
+    return codes.to(tl.int32), low, step, radius, tl.sum(far * far, 0), tl.sum(far * far / weight, 0)
+
+
+@triton.jit
+def _sketch(store, head, group, capacity, S: tl.constexpr):
+    """Sketches a group whose tokens have all been written."""
+    W: tl.constexpr = S.D // 2
+    groups = capacity // _GROUP
+    byte, token, channel = tl.arange(0, S.WP), tl.arange(0, _GROUP), tl.arange(0, S.DP)
+    base = store.k + (head * capacity + group * _GROUP) * S.D
+    size = tl.load(store.size + head)
+    if size == 0:
+        # The first group of a head says how large its keys are; nothing but zeros says nothing.
+        rows = tl.load(base + token[:, None] * S.D + channel[None, :], mask=(channel < S.D)[None, :], other=0.0)
+        largest = tl.max(tl.max(tl.abs(rows.to(tl.float32)), 1), 0)
+        exponent = ((largest.to(tl.int32, bitcast=True) >> 23) & 255) + 1
+        exponent = tl.where(largest > 0, tl.minimum(tl.maximum(exponent, 1), 253), 127)
+        size = (exponent << 23).to(tl.float32, bitcast=True).to(tl.float64)
+        tl.store(store.size + head, size)
+    inside = byte < W
+    metric = store.metric + head * S.D
+    codes, zero, scale, radius, reach, least = _half(base, metric, size, byte, inside, S.D)
+    upper, upper_zero, upper_scale, more, further, beyond = _half(base, metric, size, byte + W, inside, S.D)
+    reach = tl.sqrt(reach + further)
+    # What float64 itself rounds in what was lost is relative to what was subtracted.
+    radius = tl.sqrt(radius + more) * (1 + 2.0**-40) + 2.0**-48 * tl.sqrt(least + beyond)
+    # nan is not below anything.
+    usual = reach <= _BEYOND
+    place = head * groups + group
+    words = (codes | (upper << 4)).to(tl.uint8)
+    tl.store(store.codes + (place * _GROUP + token)[:, None] * W + byte[None, :], words, mask=inside[None, :])
+    nothing = tl.zeros_like(zero)
+    at = place * S.D + byte
+    tl.store(store.zero + at, tl.where(usual, zero, nothing), mask=inside)
+    tl.store(store.zero + at + W, tl.where(usual, upper_zero, nothing), mask=inside)
+    tl.store(store.scale + at, tl.where(usual, scale, nothing), mask=inside)
+    tl.store(store.scale + at + W, tl.where(usual, upper_scale, nothing), mask=inside)
+    tl.store(store.radius + place * _GROUP + token, _up16(tl.where(usual, radius, 0.0)))
+    tl.store(store.reach + place, tl.where(usual, (reach * (1 + 2.0**-20)).to(tl.float32), float("inf")))
+
+
+@triton.jit
+def _note(store, head, longest, shortest_value, longest_value, flags, count, capacity):
+    """Takes note of a head's new tokens."""
+    tl.store(store.longest + head, tl.maximum(tl.load(store.longest + head), longest))
+    shortest_value = tl.minimum(tl.load(store.extremes + head * 2), shortest_value)
+    longest_value = tl.maximum(tl.load(store.extremes + head * 2 + 1), longest_value)
+    tl.store(store.extremes + head * 2, shortest_value)
+    tl.store(store.extremes + head * 2 + 1, longest_value)
+    before = tl.load(store.used + head)
+    flags = flags | tl.load(store.flags + head) | tl.where(before + count > capacity, _NO_ROOM, 0)
+    tl.store(store.flags + head, flags)
+    tl.store(store.most + head, tl.where(flags == 0, (longest_value * _SURE).to(tl.float32), float("nan")))
+    tl.store(store.used + head, tl.minimum(before + count, capacity))
+
+
+@triton.jit(do_not_specialize=["count", "capacity"])
+def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.constexpr):
+    """Writes, measures and sketches the tokens of some groups of a head."""
+    head, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if counts is not None:
+        count = tl.load(counts + head // S.G)
+    before = tl.load(store.used + head)
+    after = tl.minimum(before + count, capacity)
+    k = rows_at(k, head, 0, 0, S.G)
+    v = rows_at(v, head, 0, 0, S.G)
+    row, channel, column = tl.arange(0, S.ROWS), tl.arange(0, S.DP), tl.arange(0, S.EP)
+    longest = tl.full((), 0.0, tl.float64)
+    shortest_value, longest_value = tl.full((), float("inf"), tl.float64), tl.full((), 0.0, tl.float64)
+    flags = tl.full((), 0, tl.int32)
+    first = before // _GROUP
+    last = tl.cdiv(after, _GROUP)
+    for group in range(first + program, last, tl.num_programs(1)):
+        place = group * _GROUP + row
+        if S.ROWS == 1:
+            place = before + row
+        new = (place >= before) & (place < after)
+        from_row = (place - before).to(tl.int64)
+        xs = tl.load(
+            k + from_row[:, None] * k_row + channel[None, :], mask=new[:, None] & (channel < S.D)[None, :], other=0.0
+        )
+        zs = tl.load(
+            v + from_row[:, None] * v_row + column[None, :], mask=new[:, None] & (column < S.E)[None, :], other=0.0
+        )
+        spot = head * capacity + place
+        tl.store(store.k + spot[:, None] * S.D + channel[None, :], xs, mask=new[:, None] & (channel < S.D)[None, :])
+        tl.store(store.v + spot[:, None] * S.E + column[None, :], zs, mask=new[:, None] & (column < S.E)[None, :])
+        key_norms = tl.sqrt(_squares(xs)) * (1 + 2.0**-40)
+        exact = tl.sqrt(_squares(zs)) * (1 + 2.0**-40)
+        # Neither nan nor inf is below anything.
+        sound = (key_norms < float("inf")) & (exact < float("inf"))
+        usual = (exact == 0) | ((exact >= _SHORTEST) & (exact <= _LONGEST))
+        flags = flags | tl.max(tl.where(new, tl.where(sound, tl.where(usual, 0, _OUT_OF_RANGE), _NOT_FINITE), 0), 0)
+        norms = _up32(tl.where(new & sound & usual, exact, 0.0))
+        tl.store(store.norms + spot, norms, mask=new)
+        wide = norms.to(tl.float64)
+        longest = tl.maximum(longest, tl.max(tl.where(new & sound, key_norms, 0.0), 0))
+        longest_value = tl.maximum(longest_value, tl.max(tl.where(new, wide, 0.0), 0))
+        shortest_value = tl.minimum(shortest_value, tl.min(tl.where(new, wide, float("inf")), 0))
+        if S.SKETCHED:
+            # All threads have written before one of them reads.
+            tl.debug_barrier()
+            if group * _GROUP + _GROUP <= after:
+                _sketch(store, head, tl.cast(group, tl.int64), capacity, S)
+    if S.ALONE:
+        _note(store, head, longest, shortest_value, longest_value, flags, count, capacity)
+    else:
+        at = head * tl.num_programs(1) + program
+        tl.store(found.longest + at, longest)
+        tl.store(found.extremes + at * 2, shortest_value)
+        tl.store(found.extremes + at * 2 + 1, longest_value)
+        tl.store(found.flags + at, flags)
+
+
+@triton.jit(do_not_specialize=["count", "capacity", "programs"])
+def _noted(counts, store, found, count, capacity, programs, G: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Puts together what all programs of a head found."""
+    head, program = tl.program_id(0).to(tl.int64), tl.arange(0, PROGRAMS)
+    if counts is not None:
+        count = tl.load(counts + head // G)
+    at, there = head * programs + program, program < programs
+    longest = tl.max(tl.load(found.longest + at, mask=there, other=0.0), 0)
+    shortest_value = tl.min(tl.load(found.extremes + at * 2, mask=there, other=float("inf")), 0)
+    longest_value = tl.max(tl.load(found.extremes + at * 2 + 1, mask=there, other=0.0), 0)
+    flags = tl.load(found.flags + at, mask=there, other=0)
+    flags = tl.max(flags & _NOT_FINITE, 0) | tl.max(flags & _OUT_OF_RANGE, 0)
+    _note(store, head, longest, shortest_value, longest_value, flags, count, capacity)
+
+
+def append(
+    store: TokenStore,
+    k: Float[Tensor, "b g l d"],
+    v: Float[Tensor, "b g l e"],
+    sketched: bool = True,
+    counts: Int32[Tensor, "b"] | None = None,
+) -> None:
+    """Puts tokens behind the others, of each sequence the first `counts`, or all; with sketches of whole groups."""
+    (b, g, count, d), e, capacity = k.shape, v.shape[3], store.k.shape[1]
+    groups = -(-count // GROUP) + 1
+    alone = groups <= _ALONE
+    programs = 1 if alone else min(groups, 1024)
+    shape = Append(g, d, padded(d), padded(d // 2), e, padded(e), 1 if count == 1 else GROUP, alone, sketched)
+    shapes: tuple[tuple[int, ...], ...] = ((b * g, programs), (b * g, programs, 2))
+    found = None
+    if not alone:
+        longest, extremes = (store.longest.new_empty(one) for one in shapes)
+        found = _Found(longest, extremes, store.flags.new_empty(shapes[0]))
+    k, v = row_contiguous(k, v)
+    inputs = view(k), view(v), counts, store, found, k.stride(2), v.stride(2), count, capacity
+    _append[(b * g, programs)](*inputs, S=shape, num_warps=4 if count == 1 else 8)
+    if found is not None:
+        more = triton.next_power_of_2(programs)
+        _noted[(b * g,)](counts, store, found, count, capacity, programs, G=g, PROGRAMS=more, num_warps=4)

@@ -18,7 +18,8 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.kernels import choice, finalize, histogram, work_partition
-from avow.kernels.finalize import Decoded
+from avow.kernels.finalize import Decoded, blank_report
+from avow.kernels.pausing import LEFT, LONGEST, PAUSE, SHORTEST, Used, blank_state
 from avow.kernels.sparse_decode import Lengths, decode, value_lengths
 from avow.numerics.sketch import GROUP, sketched
 from tests.helpers import decode_references as references
@@ -102,7 +103,7 @@ def test_room_for_tokens_to_come_is_not_read(confidence: float) -> None:
     """Two heads with 200 and 130 tokens in buffers of 320, all else of which is nan."""
     q, k, v = drawn(g=2, s=320, d=32, e=32, loud=6.0)
     given = step(q, k, v)
-    used = torch.tensor([200, 130], dtype=torch.int32)
+    used, state = torch.tensor([200, 130], dtype=torch.int32), blank_state(torch.device("cpu"))
     sketch = given.sketch
     parts = {name: getattr(sketch, name).clone() for name in ("codes", "scale", "zero", "radius", "reach")}
     each = given.lengths.each.clone()
@@ -121,7 +122,7 @@ def test_room_for_tokens_to_come_is_not_read(confidence: float) -> None:
 
     with np.errstate(all="ignore"):
         options = (0.3, given.scale, None, 0.5, confidence)
-        found = decode(q.bfloat16(), keys, values, room, Lengths(each, most), *options, seed(), used=used)
+        found = decode(q.bfloat16(), keys, values, room, Lengths(each, most), *options, seed(), used=Used(used, state))
     for head, many in enumerate(used.tolist()):
         own = slice(2 * head, 2 * head + 2)
         alone = step(q[:, own], k[:, head : head + 1, :many], v[:, head : head + 1, :many])
@@ -133,6 +134,40 @@ def test_room_for_tokens_to_come_is_not_read(confidence: float) -> None:
             other = alone.run(0.3, how=lambda *x: decode(*x, limit=0.5))
             torch.testing.assert_close(found.out[:, own], other.out)
             assert torch.equal(found.kept[:, head], other.kept[:, 0])
+
+
+def test_a_sketch_that_saves_nothing_is_asked_less_and_less_often() -> None:
+    given, state = step(*drawn(g=2, s=130, d=32, e=32, loud=0.01), torch.float32), blank_state(torch.device("cpu"))
+    looks, report = [], blank_report(1, 4, state.device)
+    used = Used(given.used.tokens, state)
+    for _ in range(8):
+        looks.append(int(state[LEFT]) == 0)
+        found = given.run(0.01, how=lambda *x: decode(*x, limit=0.05, used=used, report=report))
+        assert bool((given.errors(found.out) <= found.bound).all()) and float(found.bound.max()) < 1e-3
+        assert found.kept.tolist() == [[130, 130]]
+    # After the first look one step is exact, after the second two, after the third four.
+    assert looks == [True, False, True, False, False, True, False, False]
+    state[PAUSE] = LONGEST
+    state[LEFT] = 0
+    given.run(0.01, how=lambda *x: decode(*x, limit=0.05, used=used, report=report))
+    assert int(state[LEFT]) == LONGEST
+    always = Used(given.used.tokens, blank_state(state.device, always=True))
+    for _ in range(2):
+        given.run(0.01, how=lambda *x: decode(*x, limit=0.05, used=always, report=report))
+    assert int(always.state[PAUSE]) == 2  # the sketch was asked both times
+
+
+def test_short_heads_are_read_in_full_and_empty_ones_are_zero() -> None:
+    given = step(*drawn(g=3, s=256, d=32, e=32, loud=6.0), torch.float32)
+    state = blank_state(torch.device("cpu"), shortest=150)
+    assert int(state[SHORTEST]) == 150
+    used = Used(torch.tensor([256, 100, 0], dtype=torch.int32), state)
+    found = given.run(0.2, how=lambda *x: decode(*x, limit=0.5, used=used))
+    assert int(found.kept[0, 0]) < 256 and found.kept[0, 1:].tolist() == [100, 0]
+    assert float(found.bound[0, 4:].max()) == 0 and not bool(found.out[0, 4:].any())
+    alone = step(given.q[:, 2:4], given.k[:, 1:2, :100], given.v[:, 1:2, :100], torch.float32)
+    assert bool((alone.errors(found.out[:, 2:4]) <= found.bound[:, 2:4]).all()) and float(found.bound[0, 2:4].max()) < 1e-3
+    assert int(state[LEFT]) == 0
 
 
 def test_a_hint_far_too_small_is_flagged_and_proves_nothing_false() -> None:

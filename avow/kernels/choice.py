@@ -17,6 +17,7 @@ from torch import Tensor
 
 from avow.kernels import histogram
 from avow.kernels.histogram import WIDTH, Counted, stride_in
+from avow.kernels.pausing import tokens_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS
@@ -105,6 +106,7 @@ def _marked(
     tails,
     drop,
     used,
+    state,
     room,
     spans,
     span,
@@ -117,7 +119,7 @@ def _marked(
 ):
     """Lists the tokens of some blocks, at most `span`, that some sibling wants, and adds up what others may weigh."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s = tl.load(used + head)
+    s = tokens_in(used, state, head)
     c = s // _GROUP
     row, bins, program = tl.arange(0, RP), tl.arange(0, _BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
@@ -186,7 +188,7 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         terms.nu,
         *out[:3],
         drop,
-        terms.used,
+        *terms.used,
         room,
         spans,
         span,

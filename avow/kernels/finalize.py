@@ -11,10 +11,13 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Float32, Int32
 from torch import Tensor
 
+from avow.kernels import pausing
 from avow.kernels.choice import Chosen
 from avow.kernels.chunking import padded
 from avow.kernels.gather_attention import Parts
 from avow.kernels.merging import merge, rounding_of
+from avow.kernels.pausing import ARRIVED as _ARRIVED
+from avow.kernels.pausing import settle, tokens_in
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.work_partition import programs, shares, slots_of, tiles_listed
 
@@ -23,20 +26,31 @@ from avow.kernels.work_partition import programs, shares, slots_of, tiles_listed
 _PARTS, _CHUNK, _HELD, _WARPS = 256, 128, 2**15, 4
 
 
+ARRIVED = tl.constexpr(_ARRIVED)
+
+
 class Decoded(NamedTuple):
     """The answers of one step, and what is proved of them; all on the device."""
 
     out: Float[Tensor, "b h e"]
-    bound: Float32[Tensor, "b h"]
-    """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved. Where
-    tokens were drawn, up to the chance that was allowed.
-    """
+    report: Float32[Tensor, "4 b h"]
+    """Bounds, lengths of answers, at most the longest values, and hints for the next step."""
     within: Bool[Tensor, "b h"]
     """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
-    length: Float32[Tensor, "b h"]
-    """The answers' lengths: hints for the next step."""
     kept: Int32[Tensor, "b g"]
     """How many tokens of each key head were read."""
+
+    @property
+    def bound(self) -> Float32[Tensor, "b h"]:
+        """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved. Where
+        tokens were drawn, up to the chance that was allowed.
+        """
+        return self.report[0]
+
+    @property
+    def length(self) -> Float32[Tensor, "b h"]:
+        """The answers' lengths."""
+        return self.report[1]
 
 
 @triton.jit(do_not_specialize=["heads"])
@@ -58,9 +72,10 @@ def _merged(
     arrived,
     kept,
     out,
-    bound,
+    report,
     within,
-    length,
+    used,
+    state,
     drop,
     limit,
     scale,
@@ -72,9 +87,11 @@ def _merged(
     mean_log,
     variance_log,
     log,
+    worthwhile,
     spans,
     heads,
     R: tl.constexpr,
+    RP: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     E: tl.constexpr,
@@ -94,55 +111,75 @@ def _merged(
     first, beyond = slots_of(head, ends, counts, share, HEADS)
     span = tl.arange(0, SPANS)
     read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
-    tl.store(kept + head, read, mask=row % R == 0)
+    chosen, whole = tokens_in(used, state, head), tl.load(used + head)
+    tl.store(kept + head, tl.where(chosen > 0, read, whole), mask=row % R == 0)
     # Whoever reads again counts who is done.
     tl.store(arrived + row, 0)
     if seed is not None and row == 0:
         # The next step draws anew.
         tl.store(seed, tl.load(seed) + 1)
-    merge(
-        row,
-        first,
-        beyond,
-        share,
-        q,
-        peak,
-        total,
-        values,
-        square,
-        nu,
-        most,
-        out,
-        bound,
-        length,
-        scale,
-        logit_error,
-        per_tile,
-        narrow,
-        halves,
-        vanished,
-        R,
-        D,
-        DP,
-        E,
-        EP,
-        PARTS,
-        CHUNK,
-        LARGEST,
-        within,
-        drop,
-        limit,
-        tails,
-        widest,
-        spans,
-        SPANS,
-        rims,
-        light,
-        heavy,
-        mean_log,
-        variance_log,
-        log,
-    )
+    if chosen > 0:
+        merge(
+            row,
+            first,
+            beyond,
+            share,
+            q,
+            peak,
+            total,
+            values,
+            square,
+            nu,
+            most,
+            out,
+            report,
+            tl.num_programs(0),
+            scale,
+            logit_error,
+            per_tile,
+            narrow,
+            halves,
+            vanished,
+            R,
+            D,
+            DP,
+            E,
+            EP,
+            PARTS,
+            CHUNK,
+            LARGEST,
+            within,
+            drop,
+            limit,
+            tails,
+            widest,
+            spans,
+            SPANS,
+            rims,
+            light,
+            heavy,
+            mean_log,
+            variance_log,
+            log,
+        )
+    else:
+        # Whoever reads all tokens answers; without any, the answer is zero.
+        column = tl.arange(0, EP)
+        tl.store(out + row * E + column, tl.zeros((EP,), tl.float32).to(out.dtype.element_ty), mask=column < E)
+        tl.store(report + row, 0.0)
+        tl.store(report + tl.num_programs(0) + row, 0.0)
+        tl.store(report + 2 * tl.num_programs(0) + row, tl.load(most + head))
+        tl.store(within + row, (whole == 0).to(tl.int8))
+    # All threads have written before one of them says so.
+    tl.debug_barrier()
+    before = tl.atomic_add(state + ARRIVED, 1, sem="acq_rel")
+    if before == tl.num_programs(0) - 1:
+        settle(state, used, kept, within, heads, worthwhile, R, RP, HEADS)
+
+
+def blank_report(b: int, h: int, device: torch.device) -> Float32[Tensor, "4 b h"]:
+    """The report of a cache that has not decoded yet: nothing is proved, and nothing expected."""
+    return torch.full((4, b, h), math.inf, device=device)
 
 
 def merged(
@@ -155,14 +192,15 @@ def merged(
     drop: float,
     scale: float,
     limit: float = math.inf,
+    report: Float32[Tensor, "4 b h"] | None = None,
 ) -> Decoded:
-    """The answers and their bounds; the seed of draws is advanced."""
+    """The answers and their bounds, in the place of a `report` of the step before; the seed of draws is advanced."""
     (b, h, _), (g, _, e) = q.shape, v.shape[1:]
     out = q.new_empty(b, h, e)
-    bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
+    report = blank_report(b, h, q.device) if report is None else report
     within = q.new_empty(b, h, dtype=torch.int8)
     kept = q.new_empty(b, g, dtype=torch.int32)
-    found = Decoded(out, bound, within.view(torch.bool), length, kept)
+    found = Decoded(out, report, within.view(torch.bool), kept)
     heads, d, spans = b * g, q.shape[2], chosen.found.shape[1]
     draws, count = chosen.draws, programs(b * g, v.shape[2])
     _merged[(b * h,)](
@@ -178,16 +216,18 @@ def merged(
         terms.arrived,
         found.kept,
         found.out,
-        found.bound,
+        report,
         within,
-        found.length,
+        *terms.used,
         drop,
         limit,
         *rounding_of(q, v, scale),
         *((None, None, None) if draws is None else draws.logs),
+        pausing.WORTHWHILE,
         spans,
         heads,
         R=h // g,
+        RP=triton.next_power_of_2(h // g),
         D=d,
         DP=padded(d),
         E=e,

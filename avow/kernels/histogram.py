@@ -9,6 +9,7 @@ import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
+from avow.kernels.pausing import tokens_in
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS
 from avow.numerics.sketch import GROUP
@@ -52,6 +53,7 @@ def counting(
     counts,
     masses,
     used,
+    state,
     room,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -61,7 +63,7 @@ def counting(
     """Adds some groups of a sample to a row's histogram, and the expected mass of its share of all groups up."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
-    c = tl.load(used + head) // _GROUP
+    c = tokens_in(used, state, head) // _GROUP
     stride = stride_in(c, ENOUGH)
     share = tl.cdiv(c, blocks_in(c, stride, BLOCK))
     highest = tl.load(widest + row)
@@ -104,6 +106,6 @@ def counted(terms: Terms) -> Counted:
     """Histograms of terms, and their expected mass."""
     rows, room = terms.widest.shape[0], terms.top.shape[1]
     masses = terms.mass.new_empty(rows, programs_for(room))
-    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts, masses, terms.used, room)
+    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts, masses, *terms.used, room)
     counting[masses.shape](*known, **constants_of(terms), num_warps=WARPS)
     return Counted(terms.counts, masses)

@@ -23,6 +23,8 @@ from avow.kernels.work_partition import TILE
 from avow.numerics.rounding import gamma, tiny, unit
 
 _TILE = tl.constexpr(TILE)
+# Answers are expected to be at most this much longer than the last ones, whose lengths are forgotten slowly.
+_LONGER, _FADING = tl.constexpr(1.1), tl.constexpr(0.9)
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 UNIT = tl.constexpr(2.0**-23)
 
@@ -75,8 +77,8 @@ def merge(
     nu,
     most,
     out,
-    bound,
-    length,
+    report,
+    rows,
     scale,
     logit_error,
     per_tile,
@@ -192,8 +194,12 @@ def merge(
     moved = tl.where(unit == 0, 0.0, moved)
     # nan is no bound.
     whole = tl.where(whole < float("inf"), whole, float("inf"))
-    tl.store(bound + row, whole)
-    tl.store(length + row, own)
+    tl.store(report + row, whole)
+    tl.store(report + rows + row, own)
+    tl.store(report + 2 * rows + row, unit)
+    # What the next answers are expected not to exceed: a guess, which only decides what is read.
+    old = tl.load(report + 3 * rows + row)
+    tl.store(report + 3 * rows + row, tl.maximum(own * _LONGER, tl.where(old < float("inf"), old * _FADING, 0.0)))
     if within is not None:
         tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
 

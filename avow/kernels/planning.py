@@ -16,6 +16,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.histogram import WARPS, WIDTH, constants_of, counting, programs_for, stride_in
+from avow.kernels.pausing import tokens_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, LIMIT
@@ -87,6 +88,7 @@ def _planned(
     mean_log,
     log,
     used,
+    state,
     groups,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -98,9 +100,9 @@ def _planned(
     row = tl.program_id(0).to(tl.int64)
     slim = tl.load(nu + row // R) / tl.load(most + row // R)
     highest = tl.load(widest + row)
-    counting(offset, top, mass, widest, counts, masses, used, groups, R, BLOCK, MASSES, ENOUGH)
+    counting(offset, top, mass, widest, counts, masses, used, state, groups, R, BLOCK, MASSES, ENOUGH)
     blocks = tl.num_programs(1)
-    stride = stride_in(tl.load(used + row // R) // _GROUP, ENOUGH)
+    stride = stride_in(tokens_in(used, state, row // R) // _GROUP, ENOUGH)
     # All threads have written before one of them says so.
     tl.debug_barrier()
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
@@ -154,7 +156,7 @@ def planned(terms: Terms, most: Float32[Tensor, "b g"], aim: Goal, logs: Logs) -
         *aim,
         logs.mean,
         logs.sum,
-        terms.used,
+        *terms.used,
         room,
         **constants_of(terms),
         PROGRAMS=triton.next_power_of_2(masses.shape[1]),

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from avow.kernels import choice
 from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_in
+from avow.kernels.pausing import tokens_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.tile_ops import interpreted
@@ -146,6 +147,7 @@ def _drawn(
     listed,
     found,
     used,
+    state,
     room,
     spans,
     span,
@@ -155,7 +157,7 @@ def _drawn(
 ):
     """Lists which tokens of some blocks, at most `span`, are drawn, and by which odds."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s = tl.load(used + head)
+    s = tokens_in(used, state, head)
     c = s // _GROUP
     first_key, second_key = _keys(seed, head)
     count = 0
@@ -187,7 +189,7 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
         seed,
         listed,
         found,
-        terms.used,
+        *terms.used,
         room,
         spans,
         span,

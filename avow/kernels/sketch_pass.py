@@ -21,6 +21,7 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
+from avow.kernels.pausing import Used, tokens_in
 from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared
 from avow.kernels.tile_ops import by_head, exp2_near, interpreted, log2_near
 from avow.numerics.sketch import GROUP, Sketch
@@ -59,8 +60,7 @@ class Terms(NamedTuple):
     """Zeros: how many programs have filled in their part."""
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
-    used: Int32[Tensor, "bg"]
-    """How many tokens each head has; the rest is room for others."""
+    used: Used
 
 
 @triton.jit
@@ -113,6 +113,7 @@ def _bounded(
     reach_stride,
     lengths_stride,
     used,
+    state,
     room,
     R: tl.constexpr,
     RP: tl.constexpr,
@@ -128,7 +129,7 @@ def _bounded(
     take groups in turns, so that what all of them read at a time lies together.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.load(used + head) // _GROUP
+    c = tokens_in(used, state, head) // _GROUP
     column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, _GROUP)
     STRIDE: tl.constexpr = 2 if TWO else 1
     row, second = column % (RP // STRIDE), column // (RP // STRIDE)
@@ -213,7 +214,7 @@ def _steps(scale, group, byte, W: tl.constexpr):
     return low[:, None], high[:, None]
 
 
-def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Int32[Tensor, "bg"]) -> Terms:
+def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Used) -> Terms:
     """The terms of every sketched token in use."""
     heads, (b, h, d), room = known.nu.shape[0], q.shape, sketch.codes.shape[2]
     codes, scale, radius, reach = (
@@ -244,7 +245,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: I
         radius.stride(0),
         reach.stride(0),
         lengths.stride(0),
-        used,
+        *used,
         room,
         R=r,
         RP=SIBLINGS,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
@@ -24,6 +24,7 @@ from avow.kernels.dense_fallback import read_again
 from avow.kernels.finalize import Decoded, merged
 from avow.kernels.gather_attention import Parts, attended
 from avow.kernels.histogram import Counted, counted
+from avow.kernels.pausing import Used, blank_state
 from avow.kernels.planning import planned
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sampling import drawn
@@ -90,13 +91,15 @@ def decode(
     confidence: float = 1.0,
     seed: Int64[Tensor, "1"] | None = None,
     stages: Stages = KERNELS,
-    used: Int32[Tensor, "bg"] | None = None,
+    used: Used | None = None,
+    report: Float32[Tensor, "4 b h"] | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
     `sketch` is that of the first whole groups of k, `lengths` are those of v; tokens without a sketch are always read.
-    `used`, on the device, says how many tokens each key head has: the others of k and v are room for tokens to come.
-    Without it all are in use.
+    `used`, on the device, says how many tokens each key head has, the others of k and v being room for tokens to come,
+    and whether the sketch is used: with a `limit`, heads without it are read in full. Without it all tokens are in use.
+    `report` takes the place of a new one, and its last row that of a hint.
     `hint` may hold lengths that the answers are expected to have, such as those of the step before: the nearer, the
     fewer tokens are read; what is proved holds whatever they are. With a `limit`, `drop` is only aimed at: rows are
     within what is allowed where their whole bound is, and heads with a row that is not read all tokens after all.
@@ -108,10 +111,11 @@ def decode(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, v, sketch, lengths, drop, scale)
     seed = _checked_seed(confidence, seed, k)
+    hint = report[3] if hint is None and report is not None else hint
     q = q.detach().contiguous()
     most, s = lengths.most, k.shape[2]
     if used is None:
-        used = most.new_full((most.numel(),), s, dtype=torch.int32)
+        used = Used(most.new_full((most.numel(),), s, dtype=torch.int32), blank_state(q.device))
     known = stages.prepared(q, sketch, most, hint, scale, used, planning.shortest(drop, limit, confidence))
     terms = stages.bounded(q, sketch, lengths.each, known, used)
     if seed is None:
@@ -123,7 +127,7 @@ def decode(
     parts = stages.attended(q, k, v, chosen, scale)
     if limit is None:
         return stages.merged(q, v, parts, terms, chosen, most, drop, scale)
-    found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit)
+    found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit, report)
     stages.read_again(q, k, v, terms, most, scale, found)
     return found
 

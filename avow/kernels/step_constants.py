@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
+from avow.kernels.pausing import Used, tokens_in
 from avow.kernels.tile_ops import by_head
 from avow.numerics.rounding import gamma, unit
 from avow.numerics.sketch import GROUP, Sketch
@@ -79,6 +80,7 @@ def _prepared(
     least,
     zero_stride,
     used,
+    state,
     room,
     R: tl.constexpr,
     RP: tl.constexpr,
@@ -90,7 +92,7 @@ def _prepared(
 ):
     """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.load(used + head) // _GROUP
+    c = tokens_in(used, state, head) // _GROUP
     if (part > 0) & (part * MANY >= c):
         return
     row, channel = tl.arange(0, RP), tl.arange(0, DP)
@@ -152,7 +154,7 @@ def prepared(
     most: Float32[Tensor, "b g"],
     hint: Float32[Tensor, "b h"] | None,
     scale: float,
-    used: Int32[Tensor, "bg"],
+    used: Used,
     least: float = 0.0,
 ) -> Prepared:
     """Constants of every head, and the products with the zeros of all groups of the tokens in use.
@@ -183,7 +185,7 @@ def prepared(
         absolute_error(d),
         least,
         zero.stride(0),
-        used,
+        *used,
         room,
         R=b * h // heads,
         RP=SIBLINGS,

@@ -21,6 +21,7 @@ def faults_beside_references(device: str, lengths: tuple[int, ...]) -> list[str]
 def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> list[str]:
     """What is wrong at one length, for one type, for so many sibling heads of one width."""
     from avow.kernels import choice, histogram, planning, sampling
+    from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sketch_pass import bounded
     from avow.kernels.sparse_decode import decode, value_lengths
@@ -36,7 +37,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
     )
     q, told = 3 * q, f"kernels at {n} tokens: {kind}, r = {r}, d = {d}"
     sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
-    used = torch.full((2,), n, dtype=torch.int32, device=device)
+    used = Used(torch.full((2,), n, dtype=torch.int32, device=device), blank_state(q.device))
     mine = decode(q, k, v, sketch, lengths, 0.05, scale)
     errors = distances(Case("", q, k, v, scale), mine.out)
     if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):

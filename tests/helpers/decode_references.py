@@ -20,6 +20,7 @@ from avow.kernels.finalize import Decoded
 from avow.kernels.gather_attention import Parts
 from avow.kernels.histogram import WIDTH, Counted
 from avow.kernels.merging import UNIT, rounding_of
+from avow.kernels.pausing import Used
 from avow.kernels.planning import Goal
 from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
 from avow.kernels.sketch_pass import Terms
@@ -35,7 +36,7 @@ def prepared_reference(
     most: Float32[Tensor, "b g"],
     hint: Float32[Tensor, "b h"] | None,
     scale: float,
-    used: Int32[Tensor, "bg"],
+    used: Used,
     least: float = 0.0,
 ) -> Prepared:
     """What the kernel of that name computes."""
@@ -68,7 +69,7 @@ def prepared_reference(
     return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
 
 
-def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Int32[Tensor, "bg"]) -> Terms:
+def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Used) -> Terms:
     """What the kernel of that name computes."""
     heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
     r = b * h // heads
@@ -322,6 +323,7 @@ def merged_reference(
     drop: float,
     scale: float,
     limit: float = math.inf,
+    report: Float32[Tensor, "4 b h"] | None = None,
 ) -> Decoded:
     """What the kernel of that name computes."""
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
@@ -382,10 +384,13 @@ def merged_reference(
         .float()
     )
     within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
-    bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
+    old = whole.new_full((b * h,), math.inf) if report is None else report[3].flatten()
+    hint = torch.maximum(own * 1.1, torch.where(old < math.inf, old * 0.9, 0.0))
+    told = torch.stack([whole, own.float(), unit_length.float(), hint.float()]).view(4, b, h)
+    within = within.view(b, h)
     if chosen.draws is not None:
         chosen.draws.seed.add_(1)
-    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.found.sum(-1).int().view(b, g))
+    return Decoded(answer.to(q.dtype).view(b, h, e), told, within, chosen.found.sum(-1).int().view(b, g))
 
 
 def read_again_reference(
@@ -404,10 +409,10 @@ def read_again_reference(
     everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
     whole = Chosen(everything, ill.int()[:, None] * s, None)
     parts = attended_reference(q, k, v, whole, scale)
-    again = merged_reference(q, v, parts, terms, whole, most, math.inf, scale)
+    again = merged_reference(q, v, parts, terms, whole, most, math.inf, scale, report=found.report)
     rows = ill.repeat_interleave(h // g).view(b, h)
-    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
-        mine[rows] = other[rows]
+    found.out[rows] = again.out[rows]
+    found.report[:, rows] = again.report[:, rows]
 
 
 REFERENCES = Stages(

@@ -17,6 +17,7 @@ interpret()
 
 from avow.kernels.choice import PLACES, Chosen
 from avow.kernels.finalize import Decoded
+from avow.kernels.pausing import Used, blank_state
 from avow.kernels.sketch_pass import Terms, bounded
 from avow.kernels.sparse_decode import Lengths, decode, value_lengths
 from avow.kernels.step_constants import prepared
@@ -40,9 +41,10 @@ class Step:
             return how(self.q, self.k, self.v, self.sketch, self.lengths, drop, self.scale, hint)
 
     @property
-    def used(self) -> Tensor:
+    def used(self) -> Used:
         """How many tokens each key head has: all that there is room for."""
-        return torch.full((self.k.shape[0] * self.k.shape[1],), self.k.shape[2], dtype=torch.int32)
+        tokens = torch.full((self.k.shape[0] * self.k.shape[1],), self.k.shape[2], dtype=torch.int32)
+        return Used(tokens, blank_state(tokens.device))
 
     def siblings(self, x: Tensor) -> Tensor:
         return x.double().repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)

@@ -1,0 +1,64 @@
+"""Whether a step looks at the sketch at all: decided on the device, so that it works in a CUDA graph.
+
+Where the sketch saved nothing, the next step is exact, and each time that it saves nothing again twice as many are. Short
+heads are always read in full.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Int32
+from torch import Tensor
+
+# Places in a state: exact steps after the sketch saved nothing the last time, those left of them, tokens below which a
+# head is read in full, programs that are done, and whether the sketch is used whatever it saves.
+PAUSE, LEFT, SHORTEST, ARRIVED, ALWAYS = range(5)
+_PAUSE, _LEFT, _SHORTEST, _ARRIVED, _ALWAYS = (tl.constexpr(x) for x in (PAUSE, LEFT, SHORTEST, ARRIVED, ALWAYS))
+LONGEST = 64
+_LONGEST = tl.constexpr(LONGEST)
+# If more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
+WORTHWHILE = 0.6
+
+
+class Used(NamedTuple):
+    """How many tokens each key head has, the rest being room for others; and the state of a cache's steps."""
+
+    tokens: Int32[Tensor, "bg"]
+    state: Int32[Tensor, "5"]
+
+
+def blank_state(device: torch.device, shortest: int = 0, always: bool = False) -> Int32[Tensor, "5"]:
+    """The state of a cache that has not decoded yet."""
+    return torch.tensor([0, 0, shortest, 0, always], dtype=torch.int32, device=device)
+
+
+@triton.jit
+def tokens_in(used, state, head):
+    """How many tokens of a head a step chooses among: none if it reads them all."""
+    s = tl.load(used + head)
+    paused = (tl.load(state + _LEFT) > 0) & (tl.load(state + _ALWAYS) == 0)
+    return tl.where(paused | (s < tl.load(state + _SHORTEST)), 0, s)
+
+
+@triton.jit
+def settle(state, used, kept, within, heads, worthwhile, R: tl.constexpr, RP: tl.constexpr, HEADS: tl.constexpr):
+    """Says, after all rows are answered, whether the next steps look at the sketch."""
+    head, row = tl.arange(0, HEADS), tl.arange(0, RP)
+    s = tl.load(used + head, mask=head < heads, other=0)
+    pause, left = tl.load(state + _PAUSE), tl.load(state + _LEFT)
+    paused = (left > 0) & (tl.load(state + _ALWAYS) == 0)
+    s = tl.where(paused | (s < tl.load(state + _SHORTEST)), 0, s)
+    there = (head < heads)[:, None] & (row < R)[None, :]
+    well = tl.min(tl.load(within + head[:, None] * R + row[None, :], mask=there, other=1), 1)
+    # A head with a row that is not within what was allowed is read in full besides.
+    cost = tl.load(kept + head, mask=head < heads, other=0) + tl.where(well == 0, s, 0)
+    cost = tl.sum(tl.where(s > 0, cost, 0).to(tl.float32), 0)
+    paid = cost <= worthwhile * tl.sum(s.to(tl.float32), 0)
+    longer = tl.minimum(tl.maximum(2 * pause, 1), _LONGEST)
+    tl.store(state + _PAUSE, tl.where(paused, pause, tl.where(paid, 0, longer)))
+    tl.store(state + _LEFT, tl.where(paused, left - 1, tl.where(paid, 0, longer)))
+    tl.store(state + _ARRIVED, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -15,8 +16,10 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.core import Certificate, LazyCertificate
-from avow.kernels import sparse_decode
-from avow.nn import kernel_steps, key_value_cache, token_buffers
+from avow.errors import ParameterError, ShapeError
+from avow.kernels import pausing, sparse_decode
+from avow.kernels.append_tokens import append
+from avow.nn import kernel_steps, token_buffers
 from avow.nn.key_value_cache import KeyValueCache
 
 # A GPU does not warn of inf and nan.
@@ -28,13 +31,12 @@ TOL = 5e-2
 @pytest.fixture(autouse=True)
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches on a CPU are answered by kernels, interpreted, however short they are."""
-    monkeypatch.setattr(kernel_steps, "_absent", lambda device: "")
-    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
-    monkeypatch.setattr(KeyValueCache, "_price", lambda *_: 0.0)
+    monkeypatch.setattr(token_buffers, "absent", lambda device: "")
+    monkeypatch.setattr(kernel_steps, "SHORTEST", 1)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
     monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
     # Half of so few tokens have no sketch.
-    monkeypatch.setattr(kernel_steps, "WORTHWHILE", 0.95)
+    monkeypatch.setattr(pausing, "WORTHWHILE", 0.95)
 
 
 def filled(tokens: int = 126, **options: Any) -> KeyValueCache:
@@ -81,9 +83,9 @@ def test_a_step_reads_the_buffers_where_they_lie(monkeypatch: pytest.MonkeyPatch
     cache, seen = filled(), []
     plain = sparse_decode.decode
 
-    def watched(q: Tensor, k: Tensor, v: Tensor, sketch: Any, lengths: Any, *rest: Any) -> Any:
+    def watched(q: Tensor, k: Tensor, v: Tensor, sketch: Any, lengths: Any, *rest: Any, **more: Any) -> Any:
         seen.extend([k, v, sketch.codes, sketch.scale, sketch.zero, sketch.radius, sketch.reach, lengths.each])
-        return plain(q, k, v, sketch, lengths, *rest)
+        return plain(q, k, v, sketch, lengths, *rest, **more)
 
     monkeypatch.setattr(sparse_decode, "decode", watched)
     cache.attend(asked(), tol=TOL)
@@ -119,49 +121,43 @@ def test_what_a_step_found_is_looked_at_only_when_it_has_arrived() -> None:
             return self.done
 
     steps, event = kernel_steps.KernelSteps(), Event()
-    numbers = (torch.full((1, 2), 318), torch.full((1, 4), 1e-3), torch.ones(1, 4, dtype=torch.bool))
-    steps._report = kernel_steps._Report(numbers, event, 318, TOL)  # type: ignore[arg-type]
-    assert steps.last_step_paid() is None and steps.waiting
+    steps._notice = kernel_steps._Notice(torch.full((1, 4), math.inf), event, TOL)  # type: ignore[arg-type]
+    assert not steps.found_ill()
     event.done = True
-    assert steps.last_step_paid() is False and not steps.waiting
-    few = numbers[0] // 3
-    assert kernel_steps._Report((few, *numbers[1:]), None, 318, TOL).paid
-    assert not kernel_steps._Report((few, numbers[1] * 100, numbers[2]), None, 318, TOL).paid
-    assert not kernel_steps._Report((*numbers[:2], ~numbers[2]), None, 318, TOL).paid
+    assert steps.found_ill() and not steps.found_ill()
+    steps._notice = kernel_steps._Notice(torch.full((1, 4), TOL), None, TOL)
+    assert not steps.found_ill()
 
 
-def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, looks = filled(), 0
-    plain = kernel_steps.KernelSteps.step
-
-    def counted(*given: Any) -> Any:
-        nonlocal looks
-        looks += 1
-        return plain(*given)
-
-    monkeypatch.setattr(kernel_steps.KernelSteps, "step", counted)
-    flat = asked(0.0)
-    answers = [cache.attend(flat, tol=TOL) for _ in range(7)]
-    # After pauses of 1 and 2 steps, it rests for 4.
-    assert looks == 3 and cache._left == 3
-    assert "sparse decoding did not pay" in answers[1].certificate.reason
-    assert all(certificate.keeps(TOL) for _, certificate in answers)
-    assert bool((errors(cache, flat, answers[0].out) <= answers[0].certificate.rows).all())
-    cache._left = 0
+def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch() -> None:
+    cache, flat, looks = filled(), asked(0.0), []
+    for _ in range(8):
+        state = cache._steps._states.get(False)
+        looks.append(state is None or int(state[pausing.LEFT]) == 0)
+        out, certificate = cache.attend(flat, tol=TOL)
+        assert certificate.keeps(TOL)
+        assert looks[-1] or certificate.reason == "all tokens were read: the sketch saved nothing"
+        assert bool((errors(cache, flat, out) <= certificate.rows).all())
+    # After the first look one step is exact, after the second two, after the third four.
+    assert looks == [True, False, True, False, False, True, False, False]
+    state = cache._steps._states[False]
+    state[pausing.LEFT] = 0
     sharp = 4 * cache._buffers["keys"][:, :, 5:6].repeat_interleave(2, 1)
-    assert cache.attend(sharp, tol=TOL).certificate.keeps(TOL)
-    assert looks == 4 and cache._pause == 4
-    cache.attend(sharp, tol=TOL)
-    assert looks == 5 and cache._pause == 0
+    for _ in range(2):  # the first is misled by how long flat answers were
+        certificate = cache.attend(sharp, tol=TOL).certificate
+        assert certificate.keeps(TOL)
+        state[pausing.LEFT] = 0
+    assert "of the tokens were read in full, those that may matter" in certificate.reason
 
 
 def test_a_guess_that_was_off_costs_time_and_not_the_tolerance() -> None:
     cache, q = filled(), asked()
     assert cache.attend(q, tol=TOL).certificate.keeps(TOL)
-    cache._steps._hint = torch.full((1, 4), 1e-4)
+    assert cache._steps._report is not None
+    cache._steps._report[3] = 1e-4
     out, certificate = cache.attend(q, tol=TOL)
     assert certificate.keeps(TOL) and bool((errors(cache, q, out) <= certificate.rows).all())
-    assert cache._steps.last_step_paid() is False
+    assert certificate.reason == "all tokens were read: the sketch saved nothing"
 
 
 def test_a_sketch_of_other_keys_is_seen_to_break_the_bound() -> None:
@@ -189,8 +185,7 @@ def test_nan_is_no_answer_and_an_error_from_the_next_call_on() -> None:
 
 def unfit(cache: KeyValueCache, q: Tensor, tol: float, confidence: float) -> str:
     """Why kernels do not answer a cache's queries; empty if they do."""
-    problem = cache._problem(q, None)[0]
-    return cache._steps.unfit(problem, tol, confidence, cache.bits, cache._wide, cache.window)
+    return cache._unfit or cache._steps.unfit(cache._problem(q, None)[0], tol, confidence)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +216,13 @@ def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Of so few tokens most are read, and it is asked again all the same.
-    monkeypatch.setattr(kernel_steps, "WORTHWHILE", 1.0)
+    monkeypatch.setattr(pausing, "WORTHWHILE", 1.0)
     cache, q = filled(640), asked(0.3)
     answers = [cache.attend(q, tol=0.5, confidence=0.9) for _ in range(2)]
     for out, certificate in answers:
         assert isinstance(certificate, LazyCertificate) and certificate.kind == "statistical"
         assert certificate.confidence == 0.9 and certificate.keeps(0.5)
-        assert "tokens that were drawn" in certificate.reason
+        assert "those that were drawn" in certificate.reason
         assert bool((errors(cache, q, out) <= certificate.rows).all())
     assert not torch.equal(answers[0].out, answers[1].out)
     assert Certificate.from_json(answers[0].certificate.to_json()).confidence == 0.9
@@ -237,10 +232,9 @@ def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates
     before = int(own)
     same = []
     for _ in range(2):
-        cache._steps._hint = None
+        cache._steps._report = None
         same.append(cache.attend(q, 0.5, 0.9, generator=torch.Generator().manual_seed(7)).out)
     assert torch.equal(*same) and int(own) == before
-    cache._steps._report = None
     assert copy.deepcopy(cache)._steps._seed is None
 
 
@@ -248,7 +242,7 @@ def test_a_copy_of_a_cache_answers_alike_and_learns_for_itself() -> None:
     cache, q = filled(128), asked()
     first = cache.attend(q, tol=TOL)
     other = copy.deepcopy(cache)
-    assert not other._steps.waiting
+    assert other._steps._report is None
     assert torch.equal(other.attend(q, tol=TOL).out, first.out)
 
 
@@ -284,7 +278,53 @@ def test_steps_keep_a_relative_tolerance_or_make_way_for_exact_attention() -> No
 
 def test_a_relative_tolerance_is_never_ignored_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     # Kernels know nothing of it: where their answers are short beside their bounds, others are given.
-    monkeypatch.setattr(kernel_steps, "length_floors", lambda x: torch.zeros(x.shape[:-1], dtype=torch.float64))
+    plain = kernel_steps.relative_errors
+    monkeypatch.setattr(kernel_steps, "relative_errors", lambda rows, floors: plain(rows, torch.zeros_like(floors)))
     cache = filled()
     certificate = cache.attend(asked(), rtol=0.3).certificate
     assert certificate.method == "exact" and certificate.keeps(rtol=0.3)
+
+
+def test_tokens_that_are_not_finite_leave_no_bound_and_are_an_error_from_the_next_call_on() -> None:
+    cache = filled(128)
+    k = torch.randn(1, 2, 1, 32, dtype=torch.bfloat16)
+    cache.append(k, torch.full_like(k, math.nan))
+    assert cache.attend(asked(), tol=TOL).certificate.bound == math.inf
+    with pytest.raises(ValueError, match="k or v=nan or inf was appended, and must be finite"):
+        cache.attend(asked(), tol=TOL)
+
+
+def test_a_cache_with_a_capacity_stays_where_it_is_and_takes_no_more() -> None:
+    cache = filled(0, capacity=200)
+    places = [x.data_ptr() for x in cache._buffers.values()]
+    appended(cache, 130)
+    for _ in range(3):
+        q = asked()
+        out, certificate = cache.attend(q, tol=TOL)
+        assert bool((errors(cache, q, out) <= certificate.rows).all()) and certificate.keeps(TOL)
+        appended(cache)
+    assert places == [x.data_ptr() for x in cache._buffers.values()] and cache.length == 133
+    with pytest.raises(ShapeError, match="tokens=257 exceeds the capacity of 200; make the cache with a larger"):
+        appended(cache, 257 - 133)
+    with pytest.raises(ParameterError, match="capacity=100 has no effect with a window"):
+        KeyValueCache(2, 32, window=64, capacity=100)
+
+
+def test_tokens_that_only_the_device_has_counted_are_seen() -> None:
+    cache = filled(130, capacity=256)
+    k, v = (torch.randn(1, 2, 3, 32, dtype=torch.bfloat16) for _ in range(2))
+    assert cache._store is not None
+    append(cache._store, k, v)  # as a graph does that is replayed
+    cache._replayed = True
+    q = asked()
+    out, certificate = cache.attend(q, tol=TOL)
+    assert cache.length == 133 and torch.equal(cache.tokens[0][:, :, 130:], k)
+    assert bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+def test_a_certificate_of_a_captured_step_tells_of_the_last_replay() -> None:
+    certificate = filled().attend(asked(), tol=TOL).certificate
+    fields = {field.name: getattr(certificate, field.name) for field in dataclasses.fields(Certificate)}
+    bounds = iter([1e-3, 2e-3])
+    follows = LazyCertificate.of(lambda: fields | {"bound": next(bounds)}, follows=True)
+    assert (follows.bound, follows.bound) == (1e-3, 2e-3)

@@ -95,8 +95,8 @@ def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dt
     chosen = sampling.drawn(terms, rims, LOGS, seeds[0], s)
     assert same_lists(chosen, references.drawn_reference(terms, rims, LOGS, seeds[0], s))
     assert 0.05 < float((flags_of(chosen, s) > 1).float().mean()) < 0.9
-    parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
-    other_parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
+    parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale, given.used)
+    other_parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale, given.used)
     # Uninitialised memory is nan here, too: what one writes, so does the other.
     torch.testing.assert_close(parts, other_parts, rtol=1e-4, atol=1e-3, equal_nan=True)
     found = [
@@ -242,8 +242,8 @@ def test_plans_and_lists_are_the_same_however_programs_share_the_work(monkeypatc
     both = []
     for chosen in (whole, parts):
         terms.used.state.zero_()  # so much is read that the next step would be exact
-        found = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
-        other = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
+        found = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale, given.used)
+        other = references.attended_reference(given.q, given.k, given.v, chosen, given.scale, given.used)
         torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-3, equal_nan=True)
         most = given.lengths.most
         both.append(finalize.merged(given.q, given.v, found, terms, chosen, most, 1.0, given.scale))
@@ -278,7 +278,7 @@ def misses(given: Step, steps: int, sabotage: Any = None) -> tuple[float, float]
         chosen = references.drawn_reference(terms, rims, LOGS, seed, s)
         if sabotage is not None:
             chosen = sabotage(chosen)
-        parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
+        parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale, given.used)
         most = given.lengths.most
         found = references.merged_reference(given.q, given.v, parts, terms, chosen, most, 1.0, given.scale)
         broken += float((given.errors(found.out) > found.bound).double().mean()) / steps

@@ -75,8 +75,8 @@ def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dt
     other = references.marked_reference(terms, found, most, drop, s)
     assert same_lists(chosen, other) and int(chosen.found.sum()) > 0
     torch.testing.assert_close(chosen.tails, other.tails)
-    parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale)
-    own_parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
+    parts = references.attended_reference(given.q, given.k, given.v, chosen, given.scale, given.used)
+    own_parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale, given.used)
     # Uninitialised memory is nan here, too: what one writes, so does the other.
     torch.testing.assert_close(own_parts, parts, rtol=1e-4, atol=1e-3, equal_nan=True)
     pair = [

@@ -166,7 +166,9 @@ def test_short_heads_are_read_in_full_and_empty_ones_are_zero() -> None:
     assert int(found.kept[0, 0]) < 256 and found.kept[0, 1:].tolist() == [100, 0]
     assert float(found.bound[0, 4:].max()) == 0 and not bool(found.out[0, 4:].any())
     alone = step(given.q[:, 2:4], given.k[:, 1:2, :100], given.v[:, 1:2, :100], torch.float32)
-    assert bool((alone.errors(found.out[:, 2:4]) <= found.bound[:, 2:4]).all()) and float(found.bound[0, 2:4].max()) < 1e-3
+    assert (
+        bool((alone.errors(found.out[:, 2:4]) <= found.bound[:, 2:4]).all()) and float(found.bound[0, 2:4].max()) < 1e-3
+    )
     assert int(state[LEFT]) == 0
 
 

@@ -27,7 +27,6 @@ from avow.bench.cases import Case, Sizes, cases, distances, exact
 from avow.bench.clock import Clock
 from avow.bench.results import Goal, Result, Row, rate_row, tell_row
 from avow.nn import KeyValueCache
-from avow.nn.kernel_steps import WORTHWHILE
 from avow.nn.key_value_cache import next_pause
 from avow.numerics.sketch import GROUP, Sketch, sketched
 
@@ -181,6 +180,8 @@ def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[
             name, best = min(exact_times.items(), key=lambda item: item[1])
             read = float(answer.kept.double().mean()) / case.length
             with_pauses = None
+            from avow.kernels.pausing import WORTHWHILE
+
             if read > WORTHWHILE or not bool(answer.within.all()):
                 many = clock._replace(calls=1).seconds(paused(checked.step, dict(exact(case))[name])) / _STEPS
                 with_pauses = best / many

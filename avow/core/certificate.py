@@ -189,14 +189,15 @@ class LazyCertificate(Certificate):
     """A certificate some of whose fields are computed at the first look at any of them.
 
     Decoding hands out one for every layer and token, and few are read. What it rests on is captured when the answer is
-    given (norms and lengths, never tensors that others may write into), so a late look states the same bound.
+    given (norms and lengths, never tensors that others may write into), so a late look states the same bound. One that
+    was made while a CUDA graph was captured `follows` the graph: each look at it tells of the last replay.
     """
 
     @staticmethod
-    def of(later: Callable[[], dict[str, Any]], **known: Any) -> LazyCertificate:
-        """The certificate with the fields `known` now; `later` gives the others, once."""
+    def of(later: Callable[[], dict[str, Any]], follows: bool = False) -> LazyCertificate:
+        """The certificate whose fields `later` gives: once, or at every look if it `follows` a graph."""
         certificate = LazyCertificate.__new__(LazyCertificate)
-        certificate.__dict__.update(known, _later=later)
+        certificate.__dict__.update(_later=later, _follows=follows)
         return certificate
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,8 +218,10 @@ class _LateField:
         fields = certificate.__dict__
         # Two threads may look at once: then both complete it, to the same.
         if (later := fields.get("_later")) is not None:
-            known = {name: value for name, value in fields.items() if name != "_later"}
-            fields.update(vars(Certificate(**(later() | known))))
+            complete = vars(Certificate(**later()))
+            if fields["_follows"]:
+                return complete[self._name]
+            fields.update(complete)
             fields.pop("_later", None)
         return fields[self._name]
 

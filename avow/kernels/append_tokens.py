@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32, Float64, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.tile_ops import row_contiguous, rows_at, view
+from avow.kernels.tile_ops import early, follow, row_contiguous, rows_at, view
 from avow.numerics.sketch import GROUP
 
 _GROUP = tl.constexpr(GROUP)
@@ -184,8 +184,9 @@ def _note(store, head, longest, shortest_value, longest_value, flags, count, cap
 
 
 @triton.jit(do_not_specialize=["count", "capacity"])
-def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.constexpr):
+def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.constexpr, EARLY: tl.constexpr):
     """Writes, measures and sketches the tokens of some groups of a head."""
+    follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if counts is not None:
         count = tl.load(counts + head // S.G)
@@ -242,8 +243,11 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
 
 
 @triton.jit(do_not_specialize=["count", "capacity", "programs"])
-def _noted(counts, store, found, count, capacity, programs, G: tl.constexpr, PROGRAMS: tl.constexpr):
+def _noted(
+    counts, store, found, count, capacity, programs, G: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr
+):
     """Puts together what all programs of a head found."""
+    follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.arange(0, PROGRAMS)
     if counts is not None:
         count = tl.load(counts + head // G)
@@ -274,9 +278,22 @@ def append(
     if not alone:
         longest, extremes = (store.longest.new_empty(one) for one in shapes)
         found = _Found(longest, extremes, store.flags.new_empty(shapes[0]))
+    at_once = early(k.device)
     k, v = row_contiguous(k, v)
     inputs = view(k), view(v), counts, store, found, k.stride(2), v.stride(2), count, capacity
-    _append[(b * g, programs)](*inputs, S=shape, num_warps=4 if count == 1 else 8)
+    _append[(b * g, programs)](*inputs, S=shape, EARLY=at_once, num_warps=4 if count == 1 else 8, launch_pdl=at_once)
     if found is not None:
         more = triton.next_power_of_2(programs)
-        _noted[(b * g,)](counts, store, found, count, capacity, programs, G=g, PROGRAMS=more, num_warps=4)
+        _noted[(b * g,)](
+            counts,
+            store,
+            found,
+            count,
+            capacity,
+            programs,
+            G=g,
+            PROGRAMS=more,
+            EARLY=at_once,
+            num_warps=4,
+            launch_pdl=at_once,
+        )

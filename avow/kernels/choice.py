@@ -21,6 +21,7 @@ from avow.kernels.pausing import tokens_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS
+from avow.kernels.tile_ops import early, follow
 from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
@@ -92,6 +93,19 @@ def span_in(s, part, spans, BLOCK: tl.constexpr):
     return part * span, tl.minimum(part * span + span, blocks)
 
 
+@triton.jit
+def span_to_list(used, state, found, head, part, spans, BLOCK: tl.constexpr):
+    """How many tokens a head has, and the first and last of the blocks that a program lists.
+
+    And whether there is nothing to list, since all tokens are read in order: their number is all that is written then.
+    """
+    s, whole = tl.load(used + head), tokens_in(used, state, head) == 0
+    begin, end = span_in(s, part, spans, BLOCK)
+    if whole:
+        tl.store(found + head * spans + part, tl.maximum(tl.minimum(end * BLOCK, s) - begin * BLOCK, 0))
+    return s, begin, end, whole
+
+
 @triton.jit(do_not_specialize=["room", "spans", "span", "programs"])
 def _marked(
     offset,
@@ -116,10 +130,16 @@ def _marked(
     BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
     ENOUGH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Lists the tokens of some blocks, at most `span`, that some sibling wants, and adds up what others may weigh."""
+    follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s = tokens_in(used, state, head)
+    s, begin, end, whole = span_to_list(used, state, found, head, part, spans, BLOCK)
+    if whole:
+        row = tl.arange(0, RP)
+        tl.store(tails + (head * R + row) * spans + part, tl.zeros((RP,), tl.float32), mask=row < R)
+        return
     c = s // _GROUP
     row, bins, program = tl.arange(0, RP), tl.arange(0, _BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
@@ -143,7 +163,6 @@ def _marked(
     count = 0
     left = tl.zeros((BLOCK // _GROUP, RP), tl.float32)
     token = tl.arange(0, _GROUP)
-    begin, end = span_in(s, part, spans, BLOCK)
     for block in range(begin, end):
         group = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
         place = group[:, None] * _GROUP + token[None, :]
@@ -198,6 +217,8 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         BLOCK=BLOCK,
         PROGRAMS=triton.next_power_of_2(programs),
         ENOUGH=histogram._ENOUGH,
+        EARLY=early(terms.top.device),
+        launch_pdl=early(terms.top.device),
         num_warps=4,
         maxnreg=REGISTERS,
     )

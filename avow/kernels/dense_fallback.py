@@ -20,7 +20,7 @@ from avow.kernels.gather_attention import blank_parts
 from avow.kernels.merging import merge, rounding_of
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import by_head, interpreted
+from avow.kernels.tile_ops import by_head, early, follow, interpreted
 from avow.kernels.work_partition import programs, share_of, shares, slots_of, span_of, tiles_again
 
 # Parts that one warp merges at once.
@@ -64,8 +64,10 @@ def _read_again(
     LIFT: tl.constexpr,
     LARGEST: tl.constexpr,
     FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One share of all tokens of heads with a row that is not within what was allowed."""
+    follow(EARLY)
     program = tl.program_id(0)
     counts = tiles_again(within, used, heads, R, HEADS)
     ends, share = shares(counts, PROGRAMS)
@@ -103,6 +105,7 @@ def _read_again(
         before = tl.atomic_add(arrived + head * R, 1, sem="acq_rel")
         if before % (slots - slot) == slots - slot - 1:
             for sibling in range(R):
+                tl.store(report + 4 * heads * R + head * R + sibling, 1.0)
                 merge(
                     head * R + sibling,
                     slot,
@@ -174,5 +177,7 @@ def read_again(
         LARGEST=torch.finfo(q.dtype).max,
         FAST=not interpreted(),
         num_warps=WARPS,
+        EARLY=early(q.device),
+        launch_pdl=early(q.device),
         num_stages=3,
     )

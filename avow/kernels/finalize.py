@@ -17,8 +17,9 @@ from avow.kernels.chunking import padded
 from avow.kernels.gather_attention import Parts
 from avow.kernels.merging import merge, rounding_of
 from avow.kernels.pausing import ARRIVED as _ARRIVED
-from avow.kernels.pausing import settle, tokens_in
+from avow.kernels.pausing import settle
 from avow.kernels.sketch_pass import Terms
+from avow.kernels.tile_ops import early, follow
 from avow.kernels.work_partition import programs, shares, slots_of, tiles_listed
 
 # Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
@@ -33,8 +34,8 @@ class Decoded(NamedTuple):
     """The answers of one step, and what is proved of them; all on the device."""
 
     out: Float[Tensor, "b h e"]
-    report: Float32[Tensor, "4 b h"]
-    """Bounds, lengths of answers, at most the longest values, and hints for the next step."""
+    report: Float32[Tensor, "5 b h"]
+    """Bounds, lengths of answers, at most the longest values, hints for the next step, and shares of tokens read."""
     within: Bool[Tensor, "b h"]
     """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
     kept: Int32[Tensor, "b g"]
@@ -102,8 +103,10 @@ def _merged(
     CHUNK: tl.constexpr,
     SPANS: tl.constexpr,
     LARGEST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A row's answer, and its bound."""
+    follow(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = row // R
     counts = tiles_listed(found, heads, spans, HEADS, SPANS)
@@ -111,14 +114,15 @@ def _merged(
     first, beyond = slots_of(head, ends, counts, share, HEADS)
     span = tl.arange(0, SPANS)
     read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
-    chosen, whole = tokens_in(used, state, head), tl.load(used + head)
-    tl.store(kept + head, tl.where(chosen > 0, read, whole), mask=row % R == 0)
+    whole = tl.load(used + head)
+    tl.store(kept + head, read, mask=row % R == 0)
+    tl.store(report + 4 * tl.num_programs(0) + row, read.to(tl.float32) / tl.maximum(whole, 1).to(tl.float32))
     # Whoever reads again counts who is done.
     tl.store(arrived + row, 0)
     if seed is not None and row == 0:
         # The next step draws anew.
         tl.store(seed, tl.load(seed) + 1)
-    if chosen > 0:
+    if whole > 0:
         merge(
             row,
             first,
@@ -163,13 +167,13 @@ def _merged(
             log,
         )
     else:
-        # Whoever reads all tokens answers; without any, the answer is zero.
+        # Without tokens the answer is zero.
         column = tl.arange(0, EP)
         tl.store(out + row * E + column, tl.zeros((EP,), tl.float32).to(out.dtype.element_ty), mask=column < E)
         tl.store(report + row, 0.0)
         tl.store(report + tl.num_programs(0) + row, 0.0)
         tl.store(report + 2 * tl.num_programs(0) + row, tl.load(most + head))
-        tl.store(within + row, (whole == 0).to(tl.int8))
+        tl.store(within + row, 1)
     # All threads have written before one of them says so.
     tl.debug_barrier()
     before = tl.atomic_add(state + ARRIVED, 1, sem="acq_rel")
@@ -177,9 +181,9 @@ def _merged(
         settle(state, used, kept, within, heads, worthwhile, R, RP, HEADS)
 
 
-def blank_report(b: int, h: int, device: torch.device) -> Float32[Tensor, "4 b h"]:
+def blank_report(b: int, h: int, device: torch.device) -> Float32[Tensor, "5 b h"]:
     """The report of a cache that has not decoded yet: nothing is proved, and nothing expected."""
-    return torch.full((4, b, h), math.inf, device=device)
+    return torch.full((5, b, h), math.inf, device=device)
 
 
 def merged(
@@ -192,7 +196,7 @@ def merged(
     drop: float,
     scale: float,
     limit: float = math.inf,
-    report: Float32[Tensor, "4 b h"] | None = None,
+    report: Float32[Tensor, "5 b h"] | None = None,
 ) -> Decoded:
     """The answers and their bounds, in the place of a `report` of the step before; the seed of draws is advanced."""
     (b, h, _), (g, _, e) = q.shape, v.shape[1:]
@@ -239,5 +243,7 @@ def merged(
         SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
         num_warps=_WARPS,
+        EARLY=early(q.device),
+        launch_pdl=early(q.device),
     )
     return found

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from avow.kernels.choice import Chosen
 from avow.kernels.chunking import padded
+from avow.kernels.pausing import Used, tokens_in
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import by_head, interpreted
+from avow.kernels.tile_ops import by_head, early, follow, interpreted
 from avow.kernels.work_partition import programs, share_of, shares, span_of, tiles_listed
 
 
@@ -46,6 +47,8 @@ def _attended(
     v,
     listed,
     found,
+    used,
+    state,
     rims,
     nu,
     each,
@@ -73,8 +76,10 @@ def _attended(
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
     FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
+    follow(EARLY)
     program = tl.program_id(0)
     counts = tiles_listed(found, heads, spans, HEADS, SPANS)
     ends, share = shares(counts, PROGRAMS)
@@ -110,6 +115,7 @@ def _attended(
             spans,
             room,
             SPANS,
+            (tokens_in(used, state, head) == 0).to(tl.int32),
             rims,
             nu,
             each,
@@ -127,7 +133,7 @@ def blank_parts(q: Tensor, v: Tensor) -> Parts:
     return Parts(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
+def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
     """Attention over the listed tokens, in parts."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
@@ -142,6 +148,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         values,
         chosen.listed,
         chosen.found,
+        *used,
         *((None,) * 3 if draws is None else draws[:3]),
         *parts,
         scale * math.log2(math.e),
@@ -163,6 +170,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         LIFT=lift(v.dtype),
         FAST=not interpreted(),
         num_warps=WARPS,
+        EARLY=early(q.device),
+        launch_pdl=early(q.device),
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
         num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from avow.kernels.pausing import tokens_in
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS
+from avow.kernels.tile_ops import early, follow
 from avow.numerics.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
@@ -59,8 +60,10 @@ def counting(
     BLOCK: tl.constexpr,
     MASSES: tl.constexpr,
     ENOUGH: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Adds some groups of a sample to a row's histogram, and the expected mass of its share of all groups up."""
+    follow(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
     c = tokens_in(used, state, head) // _GROUP
@@ -107,5 +110,7 @@ def counted(terms: Terms) -> Counted:
     rows, room = terms.widest.shape[0], terms.top.shape[1]
     masses = terms.mass.new_empty(rows, programs_for(room))
     known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts, masses, *terms.used, room)
-    counting[masses.shape](*known, **constants_of(terms), num_warps=WARPS)
+    counting[masses.shape](
+        *known, **constants_of(terms), num_warps=WARPS, EARLY=early(masses.device), launch_pdl=early(masses.device)
+    )
     return Counted(terms.counts, masses)

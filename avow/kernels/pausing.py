@@ -1,7 +1,7 @@
 """Whether a step looks at the sketch at all: decided on the device, so that it works in a CUDA graph.
 
-Where the sketch saved nothing, the next step is exact, and each time that it saves nothing again twice as many are. Short
-heads are always read in full.
+Where the sketch saved nothing, the next step is exact, and each time that it saves nothing again twice as many are.
+Short heads are always read in full.
 """
 
 from __future__ import annotations

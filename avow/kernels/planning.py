@@ -20,6 +20,7 @@ from avow.kernels.pausing import tokens_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, LIMIT
+from avow.kernels.tile_ops import early, follow
 from avow.numerics.rounding import unit
 from avow.numerics.sketch import GROUP
 
@@ -95,8 +96,10 @@ def _planned(
     MASSES: tl.constexpr,
     ENOUGH: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A part of a row's histogram; whoever is the last to have filled in a part plans for the row."""
+    follow(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slim = tl.load(nu + row // R) / tl.load(most + row // R)
     highest = tl.load(widest + row)
@@ -161,5 +164,7 @@ def planned(terms: Terms, most: Float32[Tensor, "b g"], aim: Goal, logs: Logs) -
         **constants_of(terms),
         PROGRAMS=triton.next_power_of_2(masses.shape[1]),
         num_warps=WARPS,
+        EARLY=early(terms.top.device),
+        launch_pdl=early(terms.top.device),
     )
     return rims

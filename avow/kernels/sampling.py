@@ -19,11 +19,10 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from avow.kernels import choice
-from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_in
-from avow.kernels.pausing import tokens_in
+from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_to_list
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.tile_ops import interpreted
+from avow.kernels.tile_ops import early, follow, interpreted
 from avow.numerics.sketch import GROUP
 
 _GROUP, _PLACES = tl.constexpr(GROUP), tl.constexpr(PLACES)
@@ -154,10 +153,14 @@ def _drawn(
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Lists which tokens of some blocks, at most `span`, are drawn, and by which odds."""
+    follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s = tokens_in(used, state, head)
+    s, begin, end, whole = span_to_list(used, state, found, head, part, spans, BLOCK)
+    if whole:
+        return
     c = s // _GROUP
     first_key, second_key = _keys(seed, head)
     count = 0
@@ -165,11 +168,10 @@ def _drawn(
     top += head * room * R
     rims += head * R * 2
     listed += (head * spans + part) * span * BLOCK
-    begin, end = span_in(s, part, spans, BLOCK)
-    whole = tl.minimum(tl.maximum(c * _GROUP // BLOCK, begin), end)
-    for block in range(begin, whole):
+    sketched = tl.minimum(tl.maximum(c * _GROUP // BLOCK, begin), end)
+    for block in range(begin, sketched):
         count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, room, True, R, BLOCK, FAST)
-    for block in range(whole, end):
+    for block in range(sketched, end):
         count = _block(
             block, offset, top, listed, count, rims, first_key, second_key, c, s, room, False, R, BLOCK, FAST
         )
@@ -198,5 +200,7 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
         FAST=not interpreted(),
         num_warps=4,
         maxnreg=choice.REGISTERS,
+        EARLY=early(terms.top.device),
+        launch_pdl=early(terms.top.device),
     )
     return Chosen(listed, found, None, Draws(rims, terms.nu, terms.lengths, logs, seed))

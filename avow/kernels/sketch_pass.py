@@ -23,7 +23,7 @@ from torch import Tensor
 from avow.kernels.chunking import padded
 from avow.kernels.pausing import Used, tokens_in
 from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared
-from avow.kernels.tile_ops import by_head, exp2_near, interpreted, log2_near
+from avow.kernels.tile_ops import by_head, early, exp2_near, follow, interpreted, log2_near
 from avow.numerics.sketch import GROUP, Sketch
 
 _GROUP = tl.constexpr(GROUP)
@@ -122,12 +122,14 @@ def _bounded(
     TWO: tl.constexpr,
     STAGES: tl.constexpr,
     FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Offsets, tops and masses of some groups of a key head, for its R query heads.
 
     With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second. Programs
     take groups in turns, so that what all of them read at a time lies together.
     """
+    follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tokens_in(used, state, head) // _GROUP
     column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, _GROUP)
@@ -255,5 +257,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: U
         STAGES=3 if at_once == 2 else 4,
         FAST=not interpreted(),
         num_warps=1,
+        EARLY=early(q.device),
+        launch_pdl=early(q.device),
     )
     return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths, used)

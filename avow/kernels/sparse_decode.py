@@ -92,7 +92,7 @@ def decode(
     seed: Int64[Tensor, "1"] | None = None,
     stages: Stages = KERNELS,
     used: Used | None = None,
-    report: Float32[Tensor, "4 b h"] | None = None,
+    report: Float32[Tensor, "5 b h"] | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
@@ -124,7 +124,7 @@ def decode(
         logs = Logs.of(confidence)
         rim = stages.planned(terms, most, planning.goal(drop, limit, q.dtype), logs)
         chosen = stages.drawn(terms, rim, logs, seed, s)
-    parts = stages.attended(q, k, v, chosen, scale)
+    parts = stages.attended(q, k, v, chosen, scale, used)
     if limit is None:
         return stages.merged(q, v, parts, terms, chosen, most, drop, scale)
     found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit, report)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.kernels.chunking import padded
 from avow.kernels.pausing import Used, tokens_in
-from avow.kernels.tile_ops import by_head
+from avow.kernels.tile_ops import by_head, early, follow
 from avow.numerics.rounding import gamma, unit
 from avow.numerics.sketch import GROUP, Sketch
 
@@ -89,8 +89,10 @@ def _prepared(
     MANY: tl.constexpr,
     PARTS: tl.constexpr,
     HINTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
+    follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tokens_in(used, state, head) // _GROUP
     if (part > 0) & (part * MANY >= c):
@@ -194,6 +196,8 @@ def prepared(
         MANY=_MANY,
         PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
         HINTED=hint is not None,
+        EARLY=early(q.device),
+        launch_pdl=early(q.device),
         num_warps=4,
     )
     return out

@@ -32,6 +32,14 @@ def _spot(tile, ends, moves, limits):
 
 
 @triton.jit
+def _entry(own, tile, token, after, moves, limits, whole):
+    """What a tile of a list holds: its entries, or if `whole` as many tokens in order; and how many are left."""
+    spot, left = _spot(tile, after, moves, limits)
+    entry = tl.load(own + spot + token, mask=(token < left) & (whole == 0), other=0)
+    return tl.where((whole != 0) & (token < left), tile * _TILE + token, entry), left
+
+
+@triton.jit
 def attend(
     program,
     head,
@@ -61,6 +69,7 @@ def attend(
     spans=None,
     room=None,
     SPANS: tl.constexpr = 1,
+    whole=None,
     rims=None,
     nu=None,
     each=None,
@@ -70,7 +79,8 @@ def attend(
 ):
     """Some tiles of a head's list, from `start` to `end`: what a program finds of them.
 
-    Without a list, tokens are the first `s` of all. Lists with rims are of draws.
+    Without a list, tokens are the first `s` of all; of a list that is `whole` only the length counts. Lists with rims
+    are of draws.
     """
     LISTED: tl.constexpr = listed is not None
     DRAWN: tl.constexpr = rims is not None
@@ -102,16 +112,13 @@ def attend(
     if DRAWN:
         # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
         lengths = each + head * each_stride
-        spot, left = _spot(start, after, moves, limits)
-        next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+        next_entry, _ = _entry(own, start, token, after, moves, limits, whole)
         next_long = tl.load(lengths + (next_entry & _PLACE))
-        spot, left = _spot(start + 1, after, moves, limits)
-        next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+        next_entry, _ = _entry(own, start + 1, token, after, moves, limits, whole)
     for tile in range(start, end):
         if LISTED:
-            spot, left = _spot(tile, after, moves, limits)
+            entry, left = _entry(own, tile, token, after, moves, limits, whole)
             there = token < left
-            entry = tl.load(own + spot + token, mask=there, other=0)
             place = (entry & _PLACE if DRAWN else entry).to(tl.int64)
         else:
             there = tile * _TILE + token < s
@@ -132,8 +139,7 @@ def attend(
         if DRAWN:
             length = next_long.to(tl.float32) * ratio
             next_long = tl.load(lengths + (next_entry & _PLACE))
-            spot, left = _spot(tile + 2, after, moves, limits)
-            next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+            next_entry, _ = _entry(own, tile + 2, token, after, moves, limits, whole)
             slanted = tl.sqrt(length * length + 1)
             # What was read for certain is no draw.
             bonus = tl.where(rare > 0, log2_near(slanted, FAST), float("-inf"))

@@ -1,176 +1,233 @@
 """Single decoding steps of a cache by kernels on a GPU, none of which waits for the last.
 
 The answer is right when it is handed out: if a bound would exceed the tolerance, the kernels themselves read all
-tokens. Its certificate stays on the device until someone asks for its bound. With a confidence below 1 tokens are
-drawn; the seed of the draws is on the device, too, where each step advances it. The last step that is known to be done
-says whether looking at the sketch pays: its numbers come back beside the work, and are read when they have arrived.
+tokens. How many tokens there are, whether looking at the sketch pays and the seed of draws are on the device, so a step
+can be captured in a CUDA graph and replayed while the cache grows. Its certificate stays on the device, too, until
+somebody looks at it. A step that is called again and again outside of a graph is captured by the cache itself: a replay
+is one launch instead of seven.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from avow.core import Certificate, LazyCertificate, Problem
+from avow.core import Certificate, LazyCertificate, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.core.requirement import INDEPENDENT
 from avow.methods.sparse import Sparse
-from avow.numerics.heads import per_query_head
-from avow.numerics.norms import length_floors, slack
-from avow.numerics.rounding import unit
+from avow.numerics.rounding import tiny, unit
 from avow.numerics.sketch import Sketch
+
+if TYPE_CHECKING:
+    from avow.kernels.append_tokens import TokenStore
 
 # What kernels can multiply, how many query heads may share a key head, and of how many tokens they can draw.
 _TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
 _DRAWABLE = 2**24
-# Of a tolerance this share is aimed at by what is not read; the rest is for rounding, and for guesses that were off.
-_AIM = 0.5
-# Answers are expected to be this much longer than the last ones at most: a guess, which only decides what is read.
-_LONGER = 1.1
-# If more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
-WORTHWHILE = 0.6
+# Of a tolerance these shares are aimed at by what is not read, and by draws; the rest is for rounding, and for guesses
+# that were off.
+_AIM, _AIM_OF_DRAWS = 0.5, 0.7
+# Shorter heads are read in full without a look at the sketch.
+SHORTEST = 2**12
+# Steps that a cache keeps captured, each for other arguments.
+_GRAPHS = 4
 # What the kernels' bounds assume of a GPU.
 _SUMS = "tensor cores sum in float32, with twice its unit"
 _POWERS = "ex2.approx is right to two units of float32, lg2.approx to 2^-21"
 
 
-@dataclass
-class _Report:
-    """A step's numbers on their way to the host."""
+class Tokens(NamedTuple):
+    """What a step reads: keys, values and sketch with room for tokens to come, and all that is known of them."""
 
-    arrays: tuple[Tensor, ...]
-    done: torch.cuda.Event | None
-    tokens: int
+    k: Float[Tensor, "b g capacity d"]
+    v: Float[Tensor, "b g capacity e"]
+    norms: Float32[Tensor, "b g capacity"]
+    sketch: Sketch
+    store: TokenStore
+
+
+class Asked(NamedTuple):
+    """What a step is asked for, beside its queries."""
+
     tol: float
-
-    @staticmethod
-    def sent(arrays: tuple[Tensor, ...], tokens: int, tol: float) -> _Report:
-        """A report under way: copies to memory that a GPU writes while the host goes on."""
-        if arrays[0].device.type != "cuda":
-            return _Report(arrays, None, tokens, tol)
-        there = tuple(torch.empty_like(x, device="cpu", pin_memory=True) for x in arrays)
-        for target, x in zip(there, arrays, strict=True):
-            target.copy_(x, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return _Report(there, done, tokens, tol)
+    confidence: float
+    scale: float
+    always: bool
+    """Whether the sketch is used whatever it saves."""
 
     @property
-    def paid(self) -> bool:
-        """Whether the step read little enough, and proved what it was to prove."""
-        tokens_read, bound, within = self.arrays
-        share = float(tokens_read.double().mean()) / self.tokens
-        return share <= WORTHWHILE and bool(within.all()) and bool((bound <= self.tol).all())
+    def drop(self) -> float:
+        """The error that is aimed at by what is not read."""
+        return self.tol * (_AIM if self.confidence == 1 else _AIM_OF_DRAWS)
+
+
+@dataclass
+class _Notice:
+    """Bounds on their way to the host: they say whether something is wrong that only the host can do about."""
+
+    bounds: Tensor
+    done: torch.cuda.Event | None
+    tol: float
+
+    @property
+    def arrived(self) -> bool:
+        return self.done is None or self.done.query()
+
+    @property
+    def ill(self) -> bool:
+        return not bool((self.bounds <= self.tol).all())
+
+
+class Replayed:
+    """A call on tensors of the same shapes again and again: from the second one on, the replay of its CUDA graph.
+
+    What it returns is written over by the next call.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self._called = call, False
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._result: Any = None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if not self._called:
+            # Kernels are loaded now: that cannot be captured.
+            self._called = True
+            return self._call(*inputs)
+        if self._graph is None:
+            self._inputs, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._result = self._call(*self._inputs)
+            self._graph = graph
+        for own, x in zip(self._inputs, inputs, strict=True):
+            own.copy_(x)
+        self._graph.replay()
+        return self._result
 
 
 @dataclass
 class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
-    _report: _Report | None = None
-    _hint: Tensor | None = field(default=None, repr=False)
+    _states: dict[bool, Int32[Tensor, "5"]] = field(default_factory=dict, repr=False)
+    _report: Float32[Tensor, "5 b h"] | None = field(default=None, repr=False)
     _seed: Tensor | None = field(default=None, repr=False)
+    _notice: _Notice | None = field(default=None, repr=False)
+    _graphs: dict[Any, Replayed] = field(default_factory=dict, repr=False)
+    """Steps by what is asked of them."""
+    _landing: tuple[Tensor, torch.cuda.Event] | None = field(default=None, repr=False)
+    """Where bounds arrive on the host, and the event that says so."""
 
     def __deepcopy__(self, memo: object) -> KernelSteps:
         """Another cache learns for itself."""
         return KernelSteps()
 
+    def forget_addresses(self) -> None:
+        """Captures nothing that reads buffers which have moved."""
+        self._graphs.clear()
+
     @staticmethod
-    def unfit(problem: Problem, tol: float, confidence: float, bits: int | None, wide: bool, window: int | None) -> str:
+    def unfit(problem: Problem, tol: float, confidence: float) -> str:
         """Why the kernels cannot do a step; empty if they can."""
-        (_, h, n, d), (g, s, e) = problem.q.shape, problem.v.shape[1:]
-        kind = problem.q.dtype
+        (h, n), s, kind = problem.q.shape[1:3], problem.k.shape[2], problem.q.dtype
+        siblings = h // problem.k.shape[1]
         reasons = {
             "there are several queries to a head": n != 1,
-            f"the kernels do not support {kind}": kind not in _TYPES,
-            "the sketch does not have 4 bits": bits != 4,
-            f"{h // g} query heads share a key head": h // g > _SIBLINGS,
-            f"{d} dimensions are not a multiple of 16 up to {_WIDEST}": d % 16 != 0 or d > _WIDEST,
-            f"{e} dimensions of values are more than {_WIDEST}": e > _WIDEST,
-            "the cache has a sliding window": window is not None,
-            "lengths of values need float64": wide,
+            f"{siblings} query heads share a key head": siblings > _SIBLINGS,
             "the scale is not above 0": not problem.scale > 0,
             f"the kernels sample at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
             "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
         }
-        reason = next((text for text, holds in reasons.items() if holds), "")
-        return reason or _absent(problem.q.device)
+        return next((text for text, holds in reasons.items() if holds), "")
 
     @property
-    def waiting(self) -> bool:
-        """Whether a step's numbers are still on their way."""
-        return self._report is not None
+    def ill(self) -> bool:
+        """Whether the last step that is known to be done has a bound above its tolerance."""
+        if self._notice is None or not self._notice.arrived:
+            return False
+        if not self._notice.ill:
+            self._notice = None
+        return self._notice is not None
 
-    def last_step_paid(self) -> bool | None:
-        """Whether the last step that is known to be done was worth it; None if there is nothing new."""
-        report = self._report
-        if report is None or (report.done is not None and not report.done.query()):
-            return None
-        self._report = None
-        if not report.paid:
-            # By the time the sketch is asked again, answers may have other lengths.
-            self._hint = None
-        return report.paid
+    def found_ill(self) -> bool:
+        """The same, said once."""
+        ill = self.ill
+        if ill:
+            self._notice = None
+        return ill
 
     def step(
-        self,
-        problem: Problem,
-        sketch: Sketch,
-        norms: Float[Tensor, "b g s"],
-        longest: Float[Tensor, "b g"],
-        tol: float,
-        confidence: float = 1.0,
-        generator: torch.Generator | None = None,
+        self, q: Float[Tensor, "b h 1 d"], tokens: Tokens, asked: Asked, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Certificate]:
-        """The answer to one query of each head, with its certificate.
+        """The answer to one query of each head, with its certificate."""
+        b, h, _, d = q.shape
+        if self._report is None or self._report.shape[1:] != (b, h):
+            from avow.kernels.finalize import blank_report
 
-        `norms` are at least the lengths of values, `longest` at least the longest of them and hardly more.
-        """
+            self._report = blank_report(b, h, q.device)
+            self._graphs.clear()
+        capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+        seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
+        rows = q.reshape(b, h, d)
+        if not q.is_cuda or capturing or generator is not None:
+            out = self._decode(rows, tokens, asked, seed)
+        else:
+            key = rows.shape, asked
+            if key not in self._graphs:
+                if len(self._graphs) >= _GRAPHS:
+                    self._graphs.clear()
+                self._graphs[key] = Replayed(lambda x: self._decode(x, tokens, asked, seed))
+            out = self._graphs[key](rows).clone()
+        report = self._report if capturing else self._report.clone()
+        if self._notice is None and not capturing:
+            self._notice = self._sent(report, asked.tol)
+        certificate = _certificate(report, out.dtype, tokens, asked, q, capturing)
+        return out.unsqueeze(-2), certificate
+
+    def _decode(self, q: Tensor, tokens: Tokens, asked: Asked, seed: Tensor | None) -> Tensor:
+        from avow.kernels.pausing import Used, blank_state
         from avow.kernels.sparse_decode import Lengths, decode
 
-        p, chance = problem, 1 - confidence
-        b, h, _, d = p.q.shape
-        # Lengths exceed the truth by no more than their slack, and by what was lost when they were narrowed.
-        most = (longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype) - 2.0**-21)).float()
-        hint = self._hint if self._hint is not None and self._hint.shape == (b, h) else None
+        if asked.always not in self._states:
+            shortest = 0 if asked.always else SHORTEST
+            self._states[asked.always] = blank_state(q.device, shortest, asked.always)
+        store = tokens.store
+        lengths = Lengths(tokens.norms, store.most.view(tokens.norms.shape[:2]))
         # What draws are aimed at follows from the limit, which single precision may round up.
-        drop, limit = tol if chance else _AIM * tol, tol * (1 - 2.0**-20)
-        seed = self._next_seed(p.q.device, generator) if chance else None
-        lengths, q = Lengths(norms, most), p.q.reshape(b, h, d)
-        decoded = decode(q, p.k, p.v, sketch, lengths, drop, p.scale, hint, limit, confidence, seed)
-        self._hint = decoded.length * _LONGER
-        if self._report is None and not (p.q.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._report = _Report.sent((decoded.kept, decoded.bound, decoded.within), p.k.shape[-2], tol)
-        method = Sparse(bits=4, drop=drop, chance=chance)
-        rows = decoded.bound.double().unsqueeze(-1)
-        # At least the longest value of each head, and at most how long answers are, whatever becomes of them later.
-        values = per_query_head(longest, h).double().unsqueeze(-1)
-        floors = length_floors(decoded.out).unsqueeze(-1)
+        drop, limit = asked.drop, asked.tol * (1 - 2.0**-20)
+        return decode(
+            q,
+            tokens.k,
+            tokens.v,
+            tokens.sketch,
+            lengths,
+            drop,
+            asked.scale,
+            None,
+            limit,
+            asked.confidence,
+            seed,
+            used=Used(store.used, self._states[asked.always]),
+            report=self._report,
+        ).out
 
-        def bounds() -> dict[str, Any]:
-            """What is on the device: the first look at it waits for the step to be done."""
-            own = relative_errors(absolute_errors(rows, values), floors)
-            return {"bound": float(rows.amax()), "relative_rows": own, "relative": float(own.amax())}
-
-        certificate = LazyCertificate.of(
-            bounds,
-            method=method.name,
-            parameters=method.parameters,
-            target=method.target,
-            kind="statistical" if chance else "deterministic",
-            rows=rows,
-            confidence=confidence,
-            coverage=1.0,
-            rounding=True,
-            assumptions=(_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
-            reason=f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
-            cost=method.cost(p.sizes),
-        )
-        return decoded.out.unsqueeze(-2), certificate
+    def _sent(self, report: Tensor, tol: float) -> _Notice:
+        """Bounds under way: a copy to memory that a GPU writes while the host goes on."""
+        if not report.is_cuda:
+            return _Notice(report[0], None, tol)
+        if self._landing is None or self._landing[0].shape != report.shape[1:]:
+            self._landing = torch.empty(report.shape[1:], pin_memory=True), torch.cuda.Event()
+        there, done = self._landing
+        there.copy_(report[0], non_blocking=True)
+        done.record()
+        return _Notice(there, done, tol)
 
     def _next_seed(self, device: torch.device, generator: torch.Generator | None) -> Tensor:
         """The seed of a step's draws: a generator's next number, or what the step before left."""
@@ -183,10 +240,58 @@ class KernelSteps:
         return number
 
 
-def _absent(device: torch.device) -> str:
+def fits(dim: int, value_dim: int, dtype: torch.dtype, bits: int | None, window: int | None) -> str:
+    """Why kernels cannot keep and read a cache of this shape; empty if they can."""
+    reasons = {
+        f"the kernels do not support {dtype}": dtype not in _TYPES,
+        "the sketch does not have 4 bits": bits != 4,
+        f"{dim} dimensions are not a multiple of 16 up to {_WIDEST}": dim % 16 != 0 or dim > _WIDEST,
+        f"{value_dim} dimensions of values are more than {_WIDEST}": value_dim > _WIDEST,
+        "the cache has a sliding window": window is not None,
+    }
+    return next((text for text, holds in reasons.items() if holds), "")
+
+
+def absent(device: torch.device) -> str:
     """Why there are no kernels for a device."""
     if device.type != "cuda":
         return f"kernels are for GPUs, and the cache is on {device.type}"
     from avow.kernels.availability import why_not
 
     return why_not(device)
+
+
+def _certificate(
+    report: Float32[Tensor, "5 b h"], dtype: torch.dtype, tokens: Tokens, asked: Asked, q: Tensor, follows: bool
+) -> Certificate:
+    """What a report says, told when somebody looks: the first look waits for the step to be done."""
+    chance, (b, h, _, d), (g, _, e) = 1 - asked.confidence, q.shape, tokens.v.shape[1:]
+
+    def fields() -> dict[str, Any]:
+        rows, lengths, most, _, share = (x.double().unsqueeze(-1) for x in report)
+        # Answers were measured in float32, to 2^-13, and then rounded to their type.
+        floors = (lengths * (1 - 2.0**-11 - unit(dtype)) - e**0.5 * tiny(dtype)).clamp(min=0.0)
+        # The longest value is at least `most`, and hardly longer.
+        own = relative_errors(absolute_errors(rows, most * (1 + 2.0**-18)), floors)
+        own = torch.where(rows < torch.inf, own, torch.inf)
+        method = Sparse(bits=4, drop=asked.drop, chance=chance)
+        read = float(share.mean())
+        parted = f"{read:.1%} of the tokens were read in full, those that {'were drawn' if chance else 'may matter'}"
+        return {
+            "method": method.name,
+            "parameters": method.parameters,
+            "target": method.target,
+            "kind": "statistical" if chance else "deterministic",
+            "rows": rows,
+            "bound": float(rows.amax()),
+            "relative_rows": own,
+            "relative": float(own.amax()),
+            "confidence": asked.confidence,
+            "coverage": 1.0,
+            "rounding": True,
+            "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
+            "reason": parted if read < 1 else "all tokens were read: the sketch saved nothing",
+            "cost": method.cost(Sizes(b, h, g, 1, int(tokens.store.used.amax()), d, e, q.dtype)),
+        }
+
+    return LazyCertificate.of(fields, follows)

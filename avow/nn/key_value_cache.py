@@ -31,15 +31,15 @@ from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, Par
 from avow.methods import named_form
 from avow.methods.sparse import Sparse, Trace
 from avow.nn import cache_file
-from avow.nn.kernel_steps import KernelSteps
+from avow.nn.kernel_steps import Asked, KernelSteps, Tokens
 from avow.nn.split_k_exact import SplitKExact, serves
-from avow.nn.token_buffers import TokenBuffers, is_plain_call, norm_slack
+from avow.nn.token_buffers import PARTS, TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
 from avow.numerics.norms import check_range, row_norms, slack
 from avow.numerics.rounding import tiny
 from avow.numerics.selection import Unfit
-from avow.numerics.sketch import GROUP
+from avow.numerics.sketch import GROUP, Sketch
 from avow.numerics.sparse_reading import NothingToSave
 
 # If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
@@ -110,6 +110,27 @@ class KeyValueCache(TokenBuffers):
     def _steps(self) -> KernelSteps:
         return KernelSteps()
 
+    _asked_last: tuple[_Arguments, torch.Size, Asked] | None = None
+    """The arguments of the last call, if kernels answered it, the shape of its queries, and what they were asked."""
+    _room: Tokens | None = None
+
+    def _bind(self) -> None:
+        super()._bind()
+        self._steps.forget_addresses()
+        self._room = None
+
+    @property
+    def _tokens(self) -> Tokens:
+        """All tokens and the room for others, as kernels read them."""
+        if self._room is None:
+            assert self._store is not None
+            metric, size = (x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size))
+            codes, scale, zero, radius, reach = (self._buffers[name] for name in PARTS)
+            sketch = Sketch(codes, scale, zero, radius, reach, metric, size, 4)
+            keys, values, norms = (self._buffers[name] for name in ("keys", "values", "norms"))
+            self._room = Tokens(keys, values, norms, sketch, self._store)
+        return self._room
+
     def attend(
         self,
         q: Float[Tensor, "b h n d"],
@@ -135,7 +156,8 @@ class KeyValueCache(TokenBuffers):
             rule = "has parameters, which a cache sets by tol and bits"
             raise ParameterError("method", method, rule, f"use method={name!r}")
         arguments = (tol, confidence, scale, generator, name, rtol)
-        return self._quick(q, arguments) or self._attend(q, arguments)
+        quick = self._quick if self._unfit else self._quick_by_kernel
+        return quick(q, arguments) or self._attend(q, arguments)
 
     @torch.no_grad()
     def _attend(self, q: Tensor, arguments: _Arguments) -> Attended:
@@ -159,23 +181,20 @@ class KeyValueCache(TokenBuffers):
             call = _Call(*self._problem(q, scale), requirement, generator, method)
             # A generator cannot be copied, and the cache can.
             self._checked = arguments if generator is None else None
-            # Whether the last step by kernels that is known to be done was worth it.
-            paid = self._steps.last_step_paid()
-            if paid:
-                self._pause = 0
-            elif paid is not None:
-                self._start_pause()
             return self._attend_within(call, requirement.tol) if rtol is None else self._attend_within_rtol(call)
 
     def _attend_within(self, call: _Call, aim: float | None) -> Attended:
         """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
         confidence, why = call.requirement.confidence, self._skip_reason(call.requirement, call.method)
         if aim is not None and not why and not call.problem.empty:
-            unfit = self._steps.unfit(call.problem, aim, confidence, self.bits, self._wide, self.window)
+            unfit = self._unfit
             if not unfit:
-                bounds = self._sketch(0), self._lengths(call), self._extremes[..., 1]
-                return Attended(*self._steps.step(call.problem, *bounds, aim, confidence, call.generator))
+                unfit = self._found_ill() or self._steps.unfit(call.problem, aim, confidence)
+                if not unfit:
+                    return self._by_kernel(call, aim)
             call = self._with_norms(call)
+            if not self._unfit and call.method != "sparse":
+                return self._from_all_tokens(call, unfit)
             answer = self._from_some_tokens(call, aim, unfit)
             if isinstance(answer, Attended):
                 return answer
@@ -205,6 +224,38 @@ class KeyValueCache(TokenBuffers):
             if certificate.method == "exact":
                 break
         return attend_exact(problem, call.requirement, reason)
+
+    def _by_kernel(self, call: _Call, aim: float) -> Attended:
+        """The answer by kernels, and what they were asked: the next call may be like this one."""
+        asked = Asked(aim, call.requirement.confidence, call.problem.scale, call.method == "sparse")
+        if self._checked is not None and call.requirement.rtol is None:
+            self._asked_last = self._checked, call.problem.q.shape, asked
+        return Attended(*self._steps.step(call.problem.q, self._tokens, asked, call.generator))
+
+    def _quick_by_kernel(self, q: Tensor, arguments: _Arguments) -> Attended | None:
+        """The answer if kernels gave the last one and nothing but the numbers changed since; else None."""
+        last = self._asked_last
+        if (
+            last is None
+            or last[0] != arguments
+            or not isinstance(q, Tensor)
+            or q.shape != last[1]
+            or q.dtype != self.dtype
+            or q.device != self.device
+            or q.requires_grad
+            or not is_plain_call()
+            or (not is_capturing(self.device) and self._steps.ill)
+        ):
+            return None
+        with torch.no_grad():
+            return Attended(*self._steps.step(q, self._tokens, last[2]))
+
+    def _found_ill(self) -> str:
+        """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""
+        if is_capturing(self.device) or not self._steps.found_ill():
+            return ""
+        self._report_faults()
+        return "the kernels proved less than the tolerance in the last step"
 
     def _quick(self, q: Tensor, arguments: _Arguments) -> Attended | None:
         """The answer if the last call had the same arguments, which were checked then, and read all tokens; else None.
@@ -321,18 +372,17 @@ class KeyValueCache(TokenBuffers):
 
     def _skip_reason(self, requirement: Requirement, method: str) -> str:
         """Why this step does not look at the sketch, empty if it does; counts a pause down."""
-        short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
         exact = requirement.exact
-        if method == "sparse" and not exact:
-            return ""
+        if not exact and (method == "sparse" or (not self._unfit and method != "exact")):
+            return ""  # the kernels decide by themselves
+        short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
         if exact or self.bits is None or method == "exact" or short or self._price(_FEW) > 1:
             return self._why_all(exact, method, self.length)
         limits = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
         if limits != self._asked:
             self._asked, self._pause, self._left, self._bold = limits, 0, 0, None
         if self._left == 0:
-            waits = self._pause > 0 and self._steps.waiting
-            return "whether sparse decoding pays again is not known yet" if waits else ""
+            return ""
         self._left -= 1
         return f"sparse decoding did not pay; retrying in {self._left} steps"
 

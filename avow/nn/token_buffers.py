@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+import operator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,12 +19,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from avow.core import check_dtype, check_numbers, check_tensor
-from avow.errors import DtypeError, ParameterError, ShapeError
+from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError, ShapeError
 from avow.nn.cache_file import Saved
 from avow.nn.config import check_count
+from avow.nn.kernel_steps import Replayed, absent, fits
 from avow.numerics.norms import check_range, lengths, row_norms, slack
 from avow.numerics.sketch import GROUP, Sketch, joined_spread, sketched, spread_holds
 from avow.parameters import declared
+
+if TYPE_CHECKING:
+    from avow.kernels.append_tokens import TokenStore
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = 1e30
@@ -80,6 +85,7 @@ class TokenBuffers:
         device: torch.device | str = "cpu",
         bits: int | None = 4,
         window: int | None = None,
+        capacity: int | None = None,
     ) -> None:
         value_dim = dim if value_dim is None else value_dim
         for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
@@ -88,6 +94,11 @@ class TokenBuffers:
             raise ParameterError("bits", bits, "must be from 1 to 8", "try bits=4")
         if window is not None:
             check_count("window", window, 64)
+        if capacity is not None:
+            check_count("capacity", capacity, 64)
+            if window is not None:
+                remedy = "leave out capacity: a window makes room by itself"
+                raise ParameterError("capacity", capacity, "has no effect with a window", remedy)
         check_dtype("dtype", dtype, "use torch.bfloat16")
         try:
             # Where tensors land: "cuda" is the current one of the GPUs, and theirs says which.
@@ -97,7 +108,15 @@ class TokenBuffers:
             raise ParameterError("device", repr(device), f"cannot be used here ({why})", 'try device="cpu"') from error
         self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
         self.dtype, self.device, self.bits, self.window = dtype, place, bits, window
-        self._position = 0
+        self.capacity = capacity
+        """How many tokens there is room for; None: buffers grow when they are full."""
+        self._unfit = absent(place) or fits(dim, value_dim, dtype, bits, window)
+        """Why kernels do not keep and read these tokens; empty if they do."""
+        self._store: TokenStore | None = None
+        """The buffers as kernels know them, with how many tokens each head has."""
+        self._replayed = False
+        """Whether a CUDA graph may append tokens that only the device counts."""
+        self._counted = 0
         self._base = 0
         """The position of the first token that the buffers hold: the first of a group."""
         self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
@@ -114,9 +133,21 @@ class TokenBuffers:
         """How many of the groups held have a sketch."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
-        self._buffers = self._allocate(0)
+        self._buffers = self._allocate(0 if capacity is None else -(-capacity // GROUP) * GROUP)
+        self._bind()
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         """The buffer of keys, and `tokens` of it, as they were last asked for."""
+
+    @property
+    def _position(self) -> int:
+        """How many tokens were appended in all; after a replay the device has to be asked."""
+        if self._replayed and self._store is not None and not is_capturing(self.device):
+            self._counted = int(self._store.used.amax())
+        return self._counted
+
+    @_position.setter
+    def _position(self, position: int) -> None:
+        self._counted = position
 
     @property
     def length(self) -> int:
@@ -173,7 +204,74 @@ class TokenBuffers:
         """
         if not self._write_one(k, v):
             with torch.autocast(self.device.type, enabled=False):  # sketches and lengths are of numbers as they are
-                self._append(k, v)
+                self._append(k, v) if self._unfit else self._append_by_kernel(k, v)
+
+    @torch.inference_mode(False)
+    def _append_by_kernel(self, k: Tensor, v: Tensor) -> None:
+        """One kernel writes, measures and sketches the tokens: nothing waits for the device, which alone can tell
+        whether they are finite. If they are not, bounds are infinite from then on.
+        """
+        from avow.kernels.append_tokens import append
+
+        self._check(k, v)
+        k, v, count = k.detach(), v.detach(), k.shape[2]
+        if count == 0:
+            return
+        capturing = is_capturing(self.device)
+        if not capturing and self._position + count > self._buffers["keys"].shape[2]:
+            self._buffers, _ = self._grown(0, self._position + count)
+            self._bind()
+        assert self._store is not None
+        if self._metric is None and count >= GROUP:
+            # The first whole groups say how large keys are, and in which channels they lose most.
+            first = sketched(k[:, :, : min(count // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
+            self._metric, self._size = first.metric, first.size
+            self._store.metric.copy_(first.metric.flatten(0, 1))
+            self._store.size.copy_(first.size.flatten())
+        if capturing:
+            self._replayed = True
+            append(self._store, k, v)
+        else:
+            self._counted += count
+            if count == 1 and k.is_cuda:
+                self._append_one(k, v)
+            else:
+                append(self._store, k, v)
+        self._sketched = self._groups
+
+    def _bind(self) -> None:
+        """Have kernels write to the buffers as they are now, and to what is known of their tokens."""
+        if self._unfit:
+            return
+        from avow.kernels.append_tokens import TokenStore, append
+
+        heads = self.batch * self.key_heads
+        flat = {name: x.flatten(0, 1) for name, x in self._buffers.items()}
+        if self._store is None:
+            lengths = self._longest.flatten(), self._extremes.flatten(0, 1)
+            metric = torch.ones(heads, self.dim, device=self.device)
+            size = torch.zeros(heads, dtype=torch.float64, device=self.device)
+            counts = (torch.zeros(heads, dtype=torch.int32, device=self.device) for _ in range(2))
+            known = metric, size, *lengths, torch.zeros(heads, device=self.device), *counts
+        else:
+            known = self._store[len(PARTS) + 3 :]
+        self._store = store = TokenStore(*(flat[name] for name in ("keys", "values", "norms", *PARTS)), *known)
+        self._append_one = Replayed(lambda k, v: append(store, k, v))
+
+    def _report_faults(self) -> None:
+        """Raise if tokens that were appended have no bound; this waits for the device."""
+        if self._store is None:
+            return
+        flags = functools.reduce(operator.or_, self._store.flags.tolist(), 0)
+        if flags & 4:
+            held = self._buffers["keys"].shape[2]
+            raise ShapeError("tokens appended", f"more than {held}", "exceed the room of the cache", "raise capacity=")
+        if flags & 1:
+            remedy = "remove NaN and inf from them, and fill the cache again"
+            raise NonFiniteError("k or v", "nan or inf", "was appended, and must be finite", remedy)
+        if flags & 2:
+            rule = "was appended; the kernels measure lengths from 2^-100 to 2^100"
+            raise RangeError("a value's length", "out of range", rule, "scale the values, or use a cache on the CPU")
 
     @torch.inference_mode(False)
     def _append(self, k: Tensor, v: Tensor) -> None:
@@ -212,7 +310,12 @@ class TokenBuffers:
         # Keys and values are moved in parts: there may be room for one copy alone.
         tensors = {name: x if name in ("keys", "values") else x.to(self.device) for name, x in saved.tensors.items()}
         position, base, self._wide = (saved.state[name] for name in ("position", "base", "wide"))
+        if self._wide and not self._unfit:
+            self._unfit, self._store = "lengths of values need float64", None
         self._metric, self._size = tensors.get("metric"), tensors.get("size")
+        if self._store is not None and self._metric is not None and self._size is not None:
+            self._store.metric.copy_(self._metric.flatten(0, 1))
+            self._store.size.copy_(self._size.flatten())
         held = position - base
         # A window forgets when tokens come in parts; it never holds many.
         most = _GROUPS_AT_ONCE * GROUP if self.window is None else max(held, 1)
@@ -226,9 +329,10 @@ class TokenBuffers:
             self._known_bounds = None
             # Measured together with others, lengths differ in their last digits.
             self._buffers["norms"][:, :, :held] = tensors["norms"]
-            self._extremes = wider(self._no_extremes(), tensors["norms"])
+            self._extremes.copy_(wider(self._no_extremes(), tensors["norms"]))
         self._base, self._position = base, position
-        own, self._longest = self._longest, torch.maximum(self._longest, tensors["longest"])
+        own = self._longest.clone()
+        self._longest.copy_(torch.maximum(own, tensors["longest"]))
         # Of keys that a window forgot nothing else is left. Bounds differ a little with what is measured together.
         if self.window is None and bool((self._longest > 2 * own + 2.0**-40).any()):
             raise ParameterError("longest", float(self._longest.amax()), "exceeds the longest key", "save it again")
@@ -249,7 +353,7 @@ class TokenBuffers:
         keys, values = buffers["keys"], buffers["values"]
         usual = (
             self.device.type == "cpu"
-            and self.device.type not in _EAGER
+            and self._unfit != ""
             and self.window is None
             and 0 < at < keys.shape[2]
             and isinstance(k, Tensor)
@@ -351,6 +455,9 @@ class TokenBuffers:
         capacity = held["keys"].shape[2]
         if after - self._base <= capacity:
             return held, self._base
+        if self.capacity is not None:
+            rule = f"exceeds the capacity of {self.capacity}"
+            raise ShapeError("tokens", after, rule, "make the cache with a larger capacity, or without one")
         needed = -(-(after - base) // GROUP) * GROUP
         room = self._allocate(max(2 * capacity, needed) if self.window is None else 2 * needed)
         start, end = base - self._base, min(self._position - self._base, capacity)
@@ -387,9 +494,14 @@ class TokenBuffers:
         """The sketch of the whole groups from a place in the buffers on; those that have none get theirs now."""
         assert self.bits is not None
         keys = self._buffers["keys"]
-        while self._sketched < self._groups:
+        while self._unfit and self._sketched < self._groups:
             last = min(self._groups, self._sketched + _GROUPS_AT_ONCE)
             self._write_groups(self._buffers, self._groups_of(keys[:, :, self._sketched * GROUP : last * GROUP]))
+        if self._store is not None:
+            # A group that was filled token by token told its own size to the device.
+            self._metric, self._size = (
+                x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size)
+            )
         if self._metric is None or self._size is None:
             return sketched(self._buffers["keys"][:, :, :0], self.bits)
         span = slice(first // GROUP, self._groups)
@@ -411,6 +523,11 @@ class TokenBuffers:
         if k.shape[-2] != v.shape[-2]:
             rule = f"must equal k.shape[-2]={k.shape[-2]}"
             raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _stored_norms(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:

@@ -248,7 +248,7 @@ def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]]
     return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))
 
 
-def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
+def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
     """What the kernel of that name computes; what no program writes is nan."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
@@ -323,7 +323,7 @@ def merged_reference(
     drop: float,
     scale: float,
     limit: float = math.inf,
-    report: Float32[Tensor, "4 b h"] | None = None,
+    report: Float32[Tensor, "5 b h"] | None = None,
 ) -> Decoded:
     """What the kernel of that name computes."""
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
@@ -386,7 +386,8 @@ def merged_reference(
     within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
     old = whole.new_full((b * h,), math.inf) if report is None else report[3].flatten()
     hint = torch.maximum(own * 1.1, torch.where(old < math.inf, old * 0.9, 0.0))
-    told = torch.stack([whole, own.float(), unit_length.float(), hint.float()]).view(4, b, h)
+    share = (chosen.found.sum(-1) / v.shape[2]).float().repeat_interleave(r)
+    told = torch.stack([whole, own.float(), unit_length.float(), hint.float(), share]).view(5, b, h)
     within = within.view(b, h)
     if chosen.draws is not None:
         chosen.draws.seed.add_(1)
@@ -408,7 +409,7 @@ def read_again_reference(
     ill = ~found.within.view(heads, h // g).all(-1)
     everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
     whole = Chosen(everything, ill.int()[:, None] * s, None)
-    parts = attended_reference(q, k, v, whole, scale)
+    parts = attended_reference(q, k, v, whole, scale, terms.used)
     again = merged_reference(q, v, parts, terms, whole, most, math.inf, scale, report=found.report)
     rows = ill.repeat_interleave(h // g).view(b, h)
     found.out[rows] = again.out[rows]

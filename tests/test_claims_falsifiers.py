@@ -13,13 +13,12 @@ from flint import arb
 from torch import Tensor
 
 from avow.errors import ParameterError
-from avow.theory.claims import Claim, catalogue
+from avow.theory.claims import Claim, catalogue, elementary
 from avow.theory.claims.ledger import falsifiers
 from avow.theory.claims.random_search import (
     AMENDED,
     STATED,
     Falsifier,
-    interval_function,
     search,
     stored,
     variants,
@@ -187,15 +186,24 @@ def test_a_search_refuses_what_it_does_not_know() -> None:
 
 
 def test_formulas_become_functions_of_balls() -> None:
-    halved = interval_function(lambda x, y: sympy.sqrt(x) * sympy.exp(-y) / 2 + abs(x - 3) ** sympy.Rational(1, 3), 2)
-    assert abs(float(halved(arb(4), arb(0))) - 2) < 1e-15
+    x, y = sympy.symbols("x y", real=True)
+    halved = compiled(sympy.sqrt(x) * sympy.exp(-y) / 2 + abs(x - 3) ** sympy.Rational(1, 3), [x, y])
+    assert abs(float(halved([arb(4), arb(0)])) - 2) < 1e-15
     a = sympy.IndexedBase("a")
     assert (
         compiled(sympy.Sum(a[sympy.Symbol("i")], (sympy.Symbol("i"), 1, 2)).doit(), [a[1], a[2]])([arb(5), arb(6)])
         == 11
     )
     with pytest.raises(TypeError, match="nothing that balls are known for here"):
-        interval_function(sympy.gamma, 1)
+        compiled(sympy.gamma(x), [x])
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "tanh"])
+def test_elementary_functions_take_symbols_balls_and_floats_alike(name: str) -> None:
+    function = getattr(elementary, name)
+    assert function(sympy.Symbol("x")) == getattr(sympy, name)(sympy.Symbol("x"))
+    assert isinstance(function(arb(2)), arb) and isinstance(function(2.0), float)
+    assert abs(float(function(arb(2))) - function(2.0)) < 1e-15
 
 
 def test_a_number_far_outside_a_type_is_stored_at_once() -> None:

@@ -6,7 +6,6 @@ sees a few thousand points, and a claim speaks of all of them.
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import sympy
 import torch
 from flint import arb
 
@@ -22,7 +20,6 @@ from avow.errors import ParameterError
 from avow.numerics import intervals
 from avow.theory.claims.claim import Claim
 from avow.theory.claims.toolbox import rounded
-from avow.theory.constructions.formulas import compiled
 
 STATED, AMENDED = "as stated", "what is true instead"
 MOST_CASES = 100_000
@@ -42,14 +39,6 @@ def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
     """A real number as a type holds it, exactly; what overflows is the largest number there."""
     value = rounded(number, dtype)
     return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
-
-
-@functools.cache
-def interval_function(function: Callable[..., Any], count: int) -> Callable[..., arb]:
-    """A function of symbols, as claims have them, as a function of so many balls."""
-    symbols = [sympy.Dummy(f"x{i}", real=True) for i in range(count)]
-    at = compiled(function(*symbols), symbols)
-    return lambda *numbers: at([arb(number) for number in numbers])
 
 
 # By name, the two ends that a number lies between, or a `range` of whole numbers.

@@ -22,7 +22,8 @@ from avow.methods import all_methods
 from avow.numerics.intervals import most
 from avow.theory.claims import counting
 from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.elementary import exp
+from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import counterexample, identity, rational
 
 claim = claims_on("costs")
@@ -177,7 +178,7 @@ class Tiling(NamedTuple):
 
 def merged(first: Any, second: Any, top: Any, other: Any, most: Any) -> Any:
     """Sums relative to e^top and to e^other, as one relative to e^most."""
-    return first * sympy.exp(top - most) + second * sympy.exp(other - most)
+    return first * exp(top - most) + second * exp(other - most)
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, hoard: list[Tensor] | None = None) -> Tensor:
@@ -327,7 +328,7 @@ def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> 
     beyond = _held_by_tiles(tiling, tiles * tile, tile, width) - tiles * tile * width
     first, second, top, other = sums
     larger = top.max(other)
-    merged = interval_function(tiling.merge, 5)((first - top).exp(), (second - other).exp(), top, other, larger)
+    merged = tiling.merge((first - top).exp(), (second - other).exp(), top, other, larger)
     apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
     # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
     return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))

@@ -14,14 +14,15 @@ from typing import Any
 import sympy
 import torch
 from flint import arb, arb_mat
-from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, exp, oo, sqrt
+from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, oo
 
 import avow
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered, of_versions
+from avow.theory.claims.elementary import exp, sqrt
+from avow.theory.claims.random_search import Falsifier, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
 from avow.theory.constructions.formulas import compiled
 
@@ -435,7 +436,7 @@ def _mean(factor: Formula, m: int, *case: arb) -> arb:
     both = [a + b for a, b in zip(query, key, strict=True)]
     # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
     one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
-    return abs(m * interval_function(factor, 1)(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
+    return abs(m * factor(arb(m)) ** 2 * one / intervals.dot(query, key).exp() - 1)
 
 
 def _useful(variance: Formula, doublings: int, cut: arb, *both: arb) -> arb:
@@ -448,7 +449,7 @@ def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
     m, square = arb(2) ** doublings, intervals.dot(both, both)
     # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
     second = (2 * square - square).exp()
-    return abs(interval_function(variance, 2)(square, m) * m - (second - 1)) / second
+    return abs(variance(square, m) * m - (second - 1)) / second
 
 
 _ROWS = numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1)

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from flint import arb, arb_mat
-from sympy import Matrix, Rational, Symbol, exp, log
+from sympy import Matrix, Rational, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, most, normal_cdf
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function
+from avow.theory.claims.elementary import exp, log
+from avow.theory.claims.random_search import Falsifier
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
@@ -53,7 +54,7 @@ def _discrete_picture() -> Chart:
     subject=lambda n, eps: 2 * log(n / eps),
     sabotage={
         "no longer than stated": lambda n, eps: log(n / eps),
-        "one and a half times": lambda n, eps: Rational(3, 2) * log(n / eps),
+        "one and a half times": lambda n, eps: 3 * log(n / eps) / 2,
         "blind to how many keys there are": lambda n, eps: 4 * log(1 / eps),
     },
     picture=_discrete_picture,
@@ -94,7 +95,7 @@ class Law(NamedTuple):
     """How X, the length of key a, is distributed, and when its head copies."""
 
     variance: Rational = Rational(1, 2)
-    least: Formula = lambda n, eps, beta, log: log((n - 1) / eps) / beta
+    least: Formula = lambda n, eps, beta: log((n - 1) / eps) / beta
 
 
 def _gauss_picture() -> Chart:
@@ -120,8 +121,8 @@ def _gauss_picture() -> Chart:
     subject=Law(),
     sabotage={
         "½ taken for the standard deviation": Law(Rational(1, 4)),
-        "head 1 copies for every X": Law(least=lambda n, eps, beta, log: -1000 * beta / beta),
-        "blind to how many keys there are": Law(least=lambda n, eps, beta, log: log(1 / eps) / beta),
+        "head 1 copies for every X": Law(least=lambda n, eps, beta: -1000 * beta / beta),
+        "blind to how many keys there are": Law(least=lambda n, eps, beta: log(1 / eps) / beta),
     },
     picture=_gauss_picture,
     needs=("copy-gap",),
@@ -134,14 +135,14 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     says = "X ≤ 0 happens with probability Φ(−√2)"
     yield counterexample(bool(never > 0.0786), says, "exact law in balls", probability=never.str(20))
 
-    least = rule.least(n, eps, beta, log)
+    least = rule.least(n, eps, beta)
     yield identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
     yield _grows(amended=True)
     later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
     yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
     sigma = ball(Fraction(rule.variance)).sqrt()
     for count, strength, low in ((1000, 20, 0.7258), (1000, 50, 0.8618), (1000, 1000, 0.9189), (10**6, 50, 0.8141)):
-        threshold = rule.least(arb(count), arb(1) / 100, arb(strength), lambda x: x.log())
+        threshold = rule.least(arb(count), arb(1) / 100, arb(strength))
         chance = normal_cdf((1 - threshold) / sigma)
         says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
         yield law(chance, low, low + 1e-4, says, True, n=count, beta=strength, eps=0.01)
@@ -302,7 +303,7 @@ def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
 
 def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
     """What the weights of both heads lack, where key 1 comes in some lengths."""
-    t = interval_function(strength, 2)(n, eps)
+    t = strength(n, eps)
     return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
 
 
@@ -315,7 +316,7 @@ def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
 
 def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
     beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
-    least = rule.least(n, eps, beta, lambda z: z.log())
+    least = rule.least(n, eps, beta)
     at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
     stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
     return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))

@@ -7,17 +7,18 @@ of keys are built one key at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sympy
 from flint import arb
-from sympy import Integer, Symbol, exp, log, sqrt, tanh
+from sympy import Integer, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import dot, most, softmax, total
 from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.elementary import exp, log, sqrt, tanh
+from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rising, symbols
 
 claim = claims_on("lemmas")
@@ -93,7 +94,7 @@ def softmax_perturbation(bound: Formula) -> Iterator[Evidence]:
     # t = e^δ ≥ 1, written so that SymPy sees it; P in (0, 1), likewise.
     t, p = 1 + Symbol("tau", nonnegative=True), 1 / (1 + Symbol("o", positive=True))
     most = p * t / (p * t + (1 - p) / t)
-    claimed = bound(log(t)).rewrite(exp)
+    claimed = bound(log(t)).rewrite(sympy.exp)
     says = "2·tanh(δ/2) − 2(q(A) − P) = 2(t−1)(P(t+1) − 1)²/((t+1)(1 + P(t²−1))) ≥ 0 with t = e^δ"
     yield nonnegative(claimed - 2 * (most - p), says)
     says = "and it is reached: two keys of weights 1/(1+e^δ) and e^δ/(1+e^δ)"
@@ -341,7 +342,7 @@ def _perturbation(bound: Formula, *case: arb) -> arb:
     logits, moves = case[:3], case[3:]
     moved = softmax([a + d for a, d in zip(logits, moves, strict=True)])
     distance = total([abs(p - q) for p, q in zip(softmax(logits), moved, strict=True)])
-    return distance - interval_function(bound, 1)(most([abs(d) for d in moves]))
+    return distance - bound(most([abs(d) for d in moves]))
 
 
 def _tail(factor: Formula, *case: arb) -> arb:
@@ -372,18 +373,13 @@ def _residual(bound: Formula, x: arb, y: arb) -> arb:
 
     left = [1 - kernel(point, arb(0)) ** 2 for point in (x, y)]
     residual = kernel(x, y) - kernel(x, arb(0)) * kernel(y, arb(0))
-    return abs(residual) - interval_function(bound, 2)(*left)
-
-
-@cache
-def _merge_parts(merge: Formula) -> list[Callable[..., arb]]:
-    return [interval_function(lambda a, b, c, d, i=i: merge((a, b), (c, d))[i], 4) for i in (0, 1)]
+    return abs(residual) - bound(*left)
 
 
 def _merge(merge: Formula, one: arb, two: arb, first: arb, second: arb) -> arb:
     whole = one.exp() + two.exp()
     output = (one.exp() * first + two.exp() * second) / whole
-    merged = [part(one, first, two, second) for part in _merge_parts(merge)]
+    merged = merge((one, first), (two, second))
     return abs(merged[0] - whole.log()).max(abs(merged[1] - output))
 
 

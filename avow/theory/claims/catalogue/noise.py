@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
-from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
+from sympy import Matrix, Rational, Symbol, erf, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, dot, most, normal_cdf, softmax
 from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function
+from avow.theory.claims.elementary import exp
+from avow.theory.claims.random_search import Falsifier
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
@@ -277,7 +278,7 @@ def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
 
 
 def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
-    weights = [interval_function(weight, 2)(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
+    weights = [weight(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
     # Along its own mean, a covariance of ½μμᵀ has this variance.
     mean, _ = _turned(turn)
     along = dot(mean, mean) ** 2 / 2

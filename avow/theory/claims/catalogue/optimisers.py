@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cache
 from typing import Any, NamedTuple
 
 import sympy
@@ -14,7 +13,7 @@ from sympy import Rational, Symbol
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, most, precision, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
-from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
+from avow.theory.claims.random_search import Falsifier, Ranges, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
 
 claim = claims_on("dynamics")
@@ -137,7 +136,7 @@ def _bias_picture() -> Chart:
     sabotage={
         "a step too far": lambda beta, t: 1 - beta ** (t + 1),
         "the limit's": lambda beta, t: 1 - beta,
-        "none": lambda beta, t: sympy.Integer(1),
+        "none": lambda beta, t: beta / beta,
     },
     picture=_bias_picture,
     needs=("ema-unrolled",),
@@ -355,15 +354,9 @@ def _unrolled(weight: Formula, beta: arb, *gradients: arb) -> arb:
     return abs(_travelled(beta, 1 - beta, gradients)[-1] + unrolled)
 
 
-@cache
-def _shares(total: Formula) -> list[Callable[..., arb]]:
-    return [interval_function(lambda beta, t=t: total(beta, t), 1) for t in range(1, 6)]
-
-
 def _bias(total: Formula, beta: arb, mean: arb) -> arb:
-    shares = _shares(total)
-    steps = _travelled(beta, 1 - beta, [mean] * len(shares))
-    return most([abs(step + share(beta) * mean) for step, share in zip(steps, shares, strict=True)])
+    steps = enumerate(_travelled(beta, 1 - beta, [mean] * 5), start=1)
+    return most([abs(step + total(beta, t) * mean) for t, step in steps])
 
 
 def _decay(rate: Formula, theta: arb, gradient: arb, eta: arb, gamma: arb) -> arb:

@@ -8,21 +8,21 @@ dimension, so coordinates in an orthonormal basis of that span lose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from functools import cache
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from flint import arb
-from sympy import Matrix, Rational, Symbol, exp, log, sqrt
+from sympy import Matrix, Rational, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
 from avow.numerics.intervals import ball, most, softmax, total
 from avow.theory.claims.claim import Evidence, Formula, Unproved, claims_on
-from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
+from avow.theory.claims.elementary import exp, log, sqrt
+from avow.theory.claims.random_search import Falsifier, Ranges, numbered
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
@@ -126,20 +126,17 @@ def _copy_shortest_picture() -> Chart:
     plain="The query 2·ln(n/ε)·k_1 is about as short as a query that copies can be: none is half as long.",
     assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1", "the counterexample has orthonormal keys"),
     # q = a·k_1 + b·Σ k_i: what a shorter query has along the key it copies, and along every other.
-    subject=lambda n, eps, log: ((n - 1) / n * log((n - 1) / eps), -log((n - 1) / eps) / n),
+    subject=lambda n, eps: ((n - 1) / n * log((n - 1) / eps), -log((n - 1) / eps) / n),
     sabotage={
-        "as long, but along key 1 alone": lambda n, eps, log: (
-            ((n - 1) / n) ** Rational(1, 2) * log((n - 1) / eps),
-            0 * eps,
-        ),
-        "half of it": lambda n, eps, log: ((n - 1) / n * log((n - 1) / eps) / 2, -log((n - 1) / eps) / n / 2),
-        "the stated query itself": lambda n, eps, log: (2 * log(n / eps), 0 * eps),
+        "as long, but along key 1 alone": lambda n, eps: (sqrt((n - 1) / n) * log((n - 1) / eps), 0 * eps),
+        "half of it": lambda n, eps: ((n - 1) / n * log((n - 1) / eps) / 2, -log((n - 1) / eps) / n / 2),
+        "the stated query itself": lambda n, eps: (2 * log(n / eps), 0 * eps),
     },
     picture=_copy_shortest_picture,
     needs=("copy-gap",),
 )
 def copy_shortest(query: Formula) -> Iterator[Evidence]:
-    on_first, on_others = query(n, eps, log)
+    on_first, on_others = query(n, eps)
     gap = log((n - 1) / eps)
     square = on_first**2 + (n - 1) * on_others**2
     least = (n - 1) / n * gap**2
@@ -169,7 +166,7 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
     yield identity(gap**2 / middle.dot(middle), (2 * gap) ** 2, says)
     for count in (10, 1000):
         # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
-        along, against = query(arb(count), arb(999) / 100000, lambda x: x.log())
+        along, against = query(arb(count), arb(999) / 100000)
         length = (along**2 + (count - 1) * against**2).sqrt()
         weight = 1 / (1 + (count - 1) * (against - along).exp())
         stated, promised = 2 * (arb(count) / (arb(1) / 100)).log(), 1 / (1 + arb(1) / 100)
@@ -282,7 +279,6 @@ def _outside() -> Iterator[Evidence]:
 
 def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
     """Key i lies 20° + 160°·turn away from key 1, all of them of length 1."""
-    stated, general = interval_function(lengths.stated, 2), interval_function(lengths.general, 3)
     # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
     cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
     keys, apart = arb(len(turns) + 1), (2 - 2 * most(cosines)).sqrt()
@@ -290,18 +286,13 @@ def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
     def missing(length: arb) -> arb:
         return 1 / (1 + eps) - 1 / (1 + total((length * (cosine - 1)).exp() for cosine in cosines))
 
-    return missing(general(keys, eps, apart)).max(missing(stated(keys, eps)).min(apart - 1))
-
-
-@cache
-def _query_parts(query: Formula) -> list[Callable[..., arb]]:
-    return [interval_function(lambda n, eps, i=i: query(n, eps, log)[i], 2) for i in (0, 1)]
+    return missing(lengths.general(keys, eps, apart)).max(missing(lengths.stated(keys, eps)).min(apart - 1))
 
 
 def _shorter(query: Formula, eps: arb, n: int) -> arb:
     """n orthonormal keys, and the shorter query made for 0.999·ε."""
     # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
-    along, against = (part(n, eps * 999 / 1000) for part in _query_parts(query))
+    along, against = query(arb(n), eps * 999 / 1000)
     weight = 1 / (1 + (n - 1) * (against - along).exp())
     length = (along * along + (n - 1) * against * against).sqrt()
     return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
@@ -347,17 +338,17 @@ def _average_picture() -> Chart:
     r"\frac{1}{2+\varepsilon},\ \|q\| \le 2\sqrt2\ln(n/\varepsilon)",
     plain="Among orthonormal keys, ln(n/ε) times the sum of two of them shares the weight evenly between the two.",
     assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1"),
-    subject=lambda n, eps, log: (log(n / eps), log(n / eps)),
+    subject=lambda n, eps: (log(n / eps), log(n / eps)),
     sabotage={
-        "blind to how many keys there are": lambda n, eps, log: (log(1 / eps), log(1 / eps)),
-        "more of one key": lambda n, eps, log: (log(n / eps), 2 * log(n / eps)),
+        "blind to how many keys there are": lambda n, eps: (log(1 / eps), log(1 / eps)),
+        "more of one key": lambda n, eps: (log(n / eps), 2 * log(n / eps)),
     },
     picture=_average_picture,
 )
 def average_two(query: Formula) -> Iterator[Evidence]:
     others = Symbol("j", integer=True, nonnegative=True)
     count = others + 2
-    on = query(count, eps, log)
+    on = query(count, eps)
     total = exp(on[0]) + exp(on[1]) + others
     weights = [exp(score) / total for score in on]
     t = count / eps
@@ -367,7 +358,7 @@ def average_two(query: Formula) -> Iterator[Evidence]:
     yield identity(on[0] ** 2 + on[1] ** 2, 2 * log(t) ** 2, "its norm is √2·ln(n/ε)")
     spare = 2 * sqrt(2) * log(t) - sqrt(2) * log(t)
     yield nonnegative(spare.subs(eps, below_one), "half of the norm allowed")
-    scores = query(arb(1000), arb(1) / 100, lambda x: x.log())
+    scores = query(arb(1000), arb(1) / 100)
     weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
     facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
     yield enclosed(lambda: bool(weight > 1 / (2 + arb(1) / 100)), "a thousand keys, ε = 0.01", False, **facts)
@@ -440,16 +431,15 @@ def _out_of_reach() -> Iterator[Evidence]:
 
 
 def _average(query: Formula, eps: arb, count: int) -> arb:
-    scores = query(count, eps, lambda x: x.log())
+    scores = query(count, eps)
     whole = scores[0].exp() + scores[1].exp() + (count - 2)
     return most([1 / (2 + eps) - score.exp() / whole for score in scores])
 
 
 def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
     """Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys."""
-    reached = interval_function(score, 2)
     targets = [part / total(parts) for part in parts]
-    terms = [reached(t, target).exp() for target in targets]
+    terms = [score(t, target).exp() for target in targets]
     scale = t.exp() / (t.exp() + outside)
     return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
 

@@ -16,7 +16,7 @@ from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics.intervals import frobenius, most, norm, precision
 from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
+from avow.theory.claims.random_search import Falsifier, Ranges, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
 claim = claims_on("dynamics")
@@ -300,14 +300,13 @@ def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
 
 def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
     """σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v."""
-    largest, rate = interval_function(gradient.largest, 2), interval_function(gradient.rate, 1)
     example, tenth = tenths(gradient.weights), arb(9) / 10
     entries, start, direction = rest[:4], rest[4:6], rest[6:]
     # σ = γ·tanh has slopes of at most γ; its γ goes into the product with W.
-    weights = _scaled(entries, share * largest(delta, gamma).sqrt() * gamma)
+    weights = _scaled(entries, share * gradient.largest(delta, gamma).sqrt() * gamma)
     broken = []
     for steps in (1, 2, 4):
-        broken.append(_grown(jacobian(weights, start, steps), direction) - rate(delta) ** steps)
+        broken.append(_grown(jacobian(weights, start, steps), direction) - gradient.rate(delta) ** steps)
         own = jacobian(example, [*start, *start][: example.nrows()], steps)
         broken.append(_grown(own, [*direction, *direction][: example.nrows()]) - tenth**steps)
     return most(broken)

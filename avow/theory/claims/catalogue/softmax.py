@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import torch
 from flint import arb
-from sympy import Symbol, exp, log
+from sympy import Symbol
 
 from avow.core import dtype_name
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, least, most, total
 from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered, stored
+from avow.theory.claims.elementary import exp, log
+from avow.theory.claims.random_search import Falsifier, numbered, stored
 from avow.theory.claims.toolbox import (
     counterexample,
     enclosed,
@@ -324,13 +325,12 @@ def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
 
 
 def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
-    enough, needed = interval_function(gap.enough, 2), interval_function(gap.needed, 1)
     rest = total((-one).exp() for one in gaps)
     weight, near = 1 / (1 + rest), 1 / (1 + eps)
     # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
     broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
-    broken.append((least(gaps) - enough(arb(len(gaps) + 1), eps)).min(near - weight))
-    return most([*broken, (weight - near).min(needed(eps) - least(gaps))])
+    broken.append((least(gaps) - gap.enough(arb(len(gaps) + 1), eps)).min(near - weight))
+    return most([*broken, (weight - near).min(gap.needed(eps) - least(gaps))])
 
 
 def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:

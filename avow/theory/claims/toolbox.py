@@ -9,7 +9,7 @@
 `counterexample`        a violation, evaluated again rigorously
 `search`                the weakest: support, never proof
 `symbols`               the letters of a proof, with what is known of them
-`rounded`               the float that a real number rounds to, decided by balls
+`rounded`, `stored`     the float that a real number rounds to, decided by balls
 """
 
 from __future__ import annotations
@@ -254,6 +254,12 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
     if decided is None:
         raise Unproved(f"balls cannot tell which {dtype} is nearest to {number()}")
     return decided
+
+
+def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
+    """A real number as a type holds it, exactly; what overflows is the largest number there."""
+    value = rounded(number, dtype)
+    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
 
 
 def _exact(expression: Any) -> Any:

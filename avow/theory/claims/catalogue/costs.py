@@ -21,9 +21,8 @@ from avow.core.chart import Chart, Function
 from avow.methods import all_methods
 from avow.numerics.intervals import most
 from avow.theory.claims import counting
-from avow.theory.claims.claim import Evidence, Formula, claims_on
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
 from avow.theory.claims.elementary import exp
-from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import counterexample, identity, rational
 
 claim = claims_on("costs")
@@ -87,6 +86,36 @@ def _heads_picture() -> Chart:
     return over_lengths(costs, "One head of width 64: where the operations are")
 
 
+# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
+# only stated may be passed this many times, either way.
+GENEROUS = 16  # the docstrings below, which a page shows, say it too
+
+
+def between(count: int, order: int, low: float, high: float) -> arb:
+    """By how much a count, over its order, is outside of two numbers."""
+    ratio = arb(count) / order
+    return (ratio - high).max(low - ratio)
+
+
+@cache
+def _held(heads: Heads, length: int, width: int, count: int) -> int:
+    """The most numbers that heads in sequence hold beyond their inputs."""
+    return counting.most_held(heads.in_sequence, *heads.of(length, width, count))
+
+
+def _as_sloppy(heads: Heads, length: int, width: int, count: int) -> arb:
+    """h heads of width d on n tokens, run and counted; as stated, 16 times its order is allowed."""
+    order = length**2 + length * width + width**2
+    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
+
+
+def _one_and_many(heads: Heads, length: int, width: int, count: int) -> arb:
+    time = counting.flops(lambda: heads.head(*heads.of(length, width)))
+    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
+    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
+    return between(time, length * width**2 + length**2 * width, 4, 6).max(space)
+
+
 @claim(
     "cost-exact",
     expected="corrected",
@@ -112,6 +141,7 @@ def _heads_picture() -> Chart:
         "answers added up, not kept": Heads(one_head, added),
     },
     picture=_heads_picture,
+    falsifier=Falsifier({"n": range(1, 25), "d": range(1, 129), "h": range(1, 13)}, _as_sloppy, _one_and_many),
 )
 def cost_exact(heads: Heads) -> Iterator[Evidence]:
     total, steps = yield from counting.memory(heads.head, heads.of, [n, d], amended=True)
@@ -214,6 +244,28 @@ def _fused_bytes(length: int, width: int) -> int:
     return library("exact").cost(Sizes(1, 1, 1, length, length, width, width, device="cuda")).peak_bytes
 
 
+# Sizes are few, and come up again.
+_held_by_tiles = cache(Tiling.most_held)
+
+
+def _dominates(tiling: Tiling, tiles: int, tile: int, width: int, *_: arb) -> arb:
+    """Tiles of b keys, run and counted; sums x and y relative to t and u, merged."""
+    return arb((tiles * tile) ** 2 - _held_by_tiles(tiling, tiles * tile, tile, width))
+
+
+def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> arb:
+    beyond = _held_by_tiles(tiling, tiles * tile, tile, width) - tiles * tile * width
+    first, second, top, other = sums
+    larger = top.max(other)
+    merged = tiling.merge((first - top).exp(), (second - other).exp(), top, other, larger)
+    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
+    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
+    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
+
+
+_TILES = {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)}
+
+
 @claim(
     "cost-bottleneck",
     expected="corrected",
@@ -230,6 +282,7 @@ def _fused_bytes(length: int, width: int) -> int:
         "sums merged without the maxima": Tiling(tiled, lambda first, second, *maxima: first + second),
     },
     picture=_bottleneck_picture,
+    falsifier=Falsifier(_TILES | numbered("x y t u", -3, 3), _dominates, _by_tiles),
 )
 def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     def trace(tiles: int, tile: int, width: int) -> list[int]:
@@ -283,60 +336,3 @@ def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
     one, both = sympy.symbols("N D", positive=True)
     says = "what is relative to the maximum cancels: the answer is exact"
     yield identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
-
-
-# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
-# only stated may be passed this many times, either way.
-GENEROUS = 16  # the docstrings below, which a page shows, say it too
-
-
-def between(count: int, order: int, low: float, high: float) -> arb:
-    """By how much a count, over its order, is outside of two numbers."""
-    ratio = arb(count) / order
-    return (ratio - high).max(low - ratio)
-
-
-@cache
-def _held(heads: Heads, length: int, width: int, count: int) -> int:
-    """The most numbers that heads in sequence hold beyond their inputs."""
-    return counting.most_held(heads.in_sequence, *heads.of(length, width, count))
-
-
-def _as_sloppy(heads: Heads, length: int, width: int, count: int) -> arb:
-    """h heads of width d on n tokens, run and counted; as stated, 16 times its order is allowed."""
-    order = length**2 + length * width + width**2
-    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
-
-
-def _one_and_many(heads: Heads, length: int, width: int, count: int) -> arb:
-    time = counting.flops(lambda: heads.head(*heads.of(length, width)))
-    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
-    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
-    return between(time, length * width**2 + length**2 * width, 4, 6).max(space)
-
-
-# Sizes are few, and come up again.
-_held_by_tiles = cache(Tiling.most_held)
-
-
-def _dominates(tiling: Tiling, tiles: int, tile: int, width: int, *_: arb) -> arb:
-    """Tiles of b keys, run and counted; sums x and y relative to t and u, merged."""
-    return arb((tiles * tile) ** 2 - _held_by_tiles(tiling, tiles * tile, tile, width))
-
-
-def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> arb:
-    beyond = _held_by_tiles(tiling, tiles * tile, tile, width) - tiles * tile * width
-    first, second, top, other = sums
-    larger = top.max(other)
-    merged = tiling.merge((first - top).exp(), (second - other).exp(), top, other, larger)
-    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
-    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
-    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
-
-
-_TILES = {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "cost-exact": Falsifier({"n": range(1, 25), "d": range(1, 129), "h": range(1, 13)}, _as_sloppy, _one_and_many),
-    "cost-bottleneck": Falsifier(_TILES | numbered("x y t u", -3, 3), _dominates, _by_tiles),
-}

@@ -20,9 +20,8 @@ from sympy import Matrix, Rational, Symbol
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, most, normal_cdf
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
-from avow.theory.claims.claim import Evidence, Formula, claims_on
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on
 from avow.theory.claims.elementary import exp, log
-from avow.theory.claims.random_search import Falsifier
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
@@ -38,6 +37,21 @@ def _discrete_picture() -> Chart:
     }
     title, counts = "Head 1 when its key comes half as long, ε = 0.01", [2**i for i in range(1, 24)]
     return curves(title, "keys", "weight on value 1", counts, weights, log_x=True)
+
+
+def _stated_strength(n: Any, eps: Any) -> Any:
+    return log(n / eps)
+
+
+def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
+    """Key 1 is c times as long; as stated c is ½ and 3/2."""
+    return _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5))
+
+
+def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
+    """What the weights of both heads lack, where key 1 comes in some lengths."""
+    t = strength(n, eps)
+    return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
 
 
 @claim(
@@ -59,6 +73,7 @@ def _discrete_picture() -> Chart:
     },
     picture=_discrete_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
 )
 def heads_discrete(strength: Formula) -> Iterator[Evidence]:
     for count, near in ((1000, 0.24043574), (10**6, 0.0099)):
@@ -107,6 +122,27 @@ def _gauss_picture() -> Chart:
     return curves("How often both heads copy, ε = 0.01", "β", "probability", strengths, chances, log_x=True)
 
 
+x, y = sympy.symbols("x y", commutative=False)
+
+
+def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
+    """Key a is X times its mean; what is true instead speaks of all X at once."""
+    beta = times * ((n - 1) / eps).log()
+    # A head that gives v_a less than half of its weight gives something else.
+    return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
+
+
+def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
+    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
+    least = rule.least(n, eps, beta)
+    at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
+    stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
+    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
+
+
+_GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
+
+
 @claim(
     "heads-gauss",
     expected="corrected",
@@ -126,6 +162,7 @@ def _gauss_picture() -> Chart:
     },
     picture=_gauss_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(EPSILON | _GAUSS, _gauss_copies, _gauss_law),
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
     never = normal_cdf(-arb(2).sqrt())
@@ -190,6 +227,10 @@ def _identical_picture() -> Table:
     return Table("The weight on v_1 of 100 keys, ε = 0.01", ("heads", "at c = ½", "at c = 3/2", "variance"), rows)
 
 
+def _swings_less(pair: Heads, n: int, root: int) -> arb:
+    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
+
+
 @claim(
     "heads-identical",
     expected="refuted",
@@ -200,6 +241,8 @@ def _identical_picture() -> Table:
     subject=((1, 1), (1, 1)),
     sabotage={"a query for each value": ((1, 0), (0, 1)), "one head with the average, one for v_1": ((1, 1), (1, 0))},
     picture=_identical_picture,
+    # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
+    falsifier=Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
 )
 def heads_identical(heads: Heads) -> Iterator[Evidence]:
     one, both = swing(heads[:1]), swing(heads)
@@ -217,7 +260,6 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
 
 # Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
 A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
-x, y = sympy.symbols("x y", commutative=False)
 away_from_b = 1 - B * H * Bt
 
 
@@ -243,87 +285,6 @@ def _project_picture() -> Table:
     ]
     headings = "multiplied by", "v_b = (0, 1)", "v_b = (3/5, 4/5)"
     return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
-
-
-@claim(
-    "project-out",
-    expected="corrected",
-    statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
-    r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",
-    plain="Where the values of two kinds live in orthogonal spans, Aᵀ recovers v_a from v_a + v_b.",
-    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top R\,(v_a+v_b) ="
-    r" v_a,\ R = I - B(B^\top B)^{-1}B^\top",
-    amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
-    " orthogonal the oblique projector does it.",
-    assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
-    subject=Projectors(),
-    sabotage={
-        "the transpose alone": Projectors(orthogonal=At),
-        "the orthogonal projector for spans at an angle": Projectors(oblique=A * At),
-        "the projector of the other span": Projectors(orthogonal=1 - A * At),
-    },
-    picture=_project_picture,
-)
-def project_out(projectors: Projectors) -> Iterator[Evidence]:
-    a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
-    value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
-    got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
-    says = "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane"
-    facts = {"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]}
-    yield counterexample(got != [5 * ours for ours in a], says, "exact rationals", **facts)
-    coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
-    a_part = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield identity(a_part, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
-
-    a_part = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
-    yield identity(a_part, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
-    gone = sympy.expand((projectors.oblique * B * y).subs(R, away_from_b)).subs(H * Bt * B, 1)
-    yield identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
-    square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
-    says = "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists"
-    yield identity(square, sympy.expand(away_from_b), says, True)
-    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
-    oblique, nothing = _oblique(a, b), sympy.zeros(2, 1)
-    says = "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through"
-    separates = oblique * a == a and oblique * b == nothing and a * a.T * b != nothing
-    yield rational(separates, says, True, P=oblique.tolist(), leak=(a.T * b)[0])
-    projection = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
-    yield kept(projection, "the library's projector for these two, rounded to float32", True)
-
-
-def _stated_strength(n: Any, eps: Any) -> Any:
-    return log(n / eps)
-
-
-def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
-    """Key 1 is c times as long; as stated c is ½ and 3/2."""
-    return _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5))
-
-
-def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
-    """What the weights of both heads lack, where key 1 comes in some lengths."""
-    t = strength(n, eps)
-    return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
-
-
-def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
-    """Key a is X times its mean; what is true instead speaks of all X at once."""
-    beta = times * ((n - 1) / eps).log()
-    # A head that gives v_a less than half of its weight gives something else.
-    return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
-
-
-def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
-    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
-    least = rule.least(n, eps, beta)
-    at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
-    stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
-    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
-
-
-def _swings_less(pair: Heads, n: int, root: int) -> arb:
-    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
 
 
 def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
@@ -365,13 +326,52 @@ def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) ->
     return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
 
 
-_GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
 _PLANE = {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}
 
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "heads-discrete": Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
-    "heads-gauss": Falsifier(EPSILON | _GAUSS, _gauss_copies, _gauss_law),
-    # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
-    "heads-identical": Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
-    "project-out": Falsifier(_PLANE, _coordinates, _projected),
-}
+
+@claim(
+    "project-out",
+    expected="corrected",
+    statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
+    r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",
+    plain="Where the values of two kinds live in orthogonal spans, Aᵀ recovers v_a from v_a + v_b.",
+    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top R\,(v_a+v_b) ="
+    r" v_a,\ R = I - B(B^\top B)^{-1}B^\top",
+    amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
+    " orthogonal the oblique projector does it.",
+    assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
+    subject=Projectors(),
+    sabotage={
+        "the transpose alone": Projectors(orthogonal=At),
+        "the orthogonal projector for spans at an angle": Projectors(oblique=A * At),
+        "the projector of the other span": Projectors(orthogonal=1 - A * At),
+    },
+    picture=_project_picture,
+    falsifier=Falsifier(_PLANE, _coordinates, _projected),
+)
+def project_out(projectors: Projectors) -> Iterator[Evidence]:
+    a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
+    value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
+    got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
+    says = "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane"
+    facts = {"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]}
+    yield counterexample(got != [5 * ours for ours in a], says, "exact rationals", **facts)
+    coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
+    yield identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
+    a_part = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
+    yield identity(a_part, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
+
+    a_part = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
+    yield identity(a_part, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
+    gone = sympy.expand((projectors.oblique * B * y).subs(R, away_from_b)).subs(H * Bt * B, 1)
+    yield identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
+    square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
+    says = "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists"
+    yield identity(square, sympy.expand(away_from_b), says, True)
+    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
+    oblique, nothing = _oblique(a, b), sympy.zeros(2, 1)
+    says = "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through"
+    separates = oblique * a == a and oblique * b == nothing and a * a.T * b != nothing
+    yield rational(separates, says, True, P=oblique.tolist(), leak=(a.T * b)[0])
+    projection = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
+    yield kept(projection, "the library's projector for these two, rounded to float32", True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +20,7 @@ from sympy import Matrix, Rational, Symbol, exp
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import dot, most, norm, softmax
-from avow.theory.claims.claim import Evidence, Unproved, claims_on
-from avow.theory.claims.random_search import Falsifier, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Unproved, claims_on, numbered
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
 from avow.theory.constructions.routers import route_by_weights as library_router
 
@@ -61,6 +60,33 @@ def _self_picture() -> Chart:
     return curves(title, "β, the length of the u's", "weight on itself", lengths, weights)
 
 
+Vector = list[arb]
+
+
+def _coordinates(x: Matrix) -> Vector:
+    return [arb(int(entry)) for entry in x]
+
+
+def _attended(beta: arb, query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
+    """Attention in coordinates of the u's, of length β: an inner product is β² times the plain one."""
+    weights = softmax([beta * beta * dot(query, key) for key in keys])
+    return [dot(weights, column) for column in zip(*values, strict=True)]
+
+
+def _distance(beta: arb, one: Vector, two: Vector) -> arb:
+    return beta * norm([a - b for a, b in zip(one, two, strict=True)])
+
+
+def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
+    """γ of u_c and δ of u_d are added to the second token."""
+    sure = first, own, third = [_coordinates(token) for token in tokens]
+    error = _distance(beta, _attended(beta, own, sure, sure), own)
+    added = (arb(0), arb(0), gamma, delta)
+    moved = [first, [x + more for x, more in zip(own, added, strict=True)], third]
+    away = _distance(beta, _attended(beta, moved[1], moved, moved), _coordinates(u_b))
+    return (error - arb(10).sqrt() * beta / ((beta * beta).exp() + 2)).max(arb(2).sqrt() * beta / 3 - away)
+
+
 @claim(
     "self-attend-copies-self",
     expected="proved",
@@ -75,6 +101,7 @@ def _self_picture() -> Chart:
         "a first token that shares u_a": (u_a + u_b, u_a, u_c + u_b),
     },
     picture=_self_picture,
+    falsifier=Falsifier({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
 )
 def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
     e = e_to_beta_squared
@@ -138,6 +165,17 @@ def _route_picture() -> Chart:
     return Chart("How far the routed outputs are off", "β, the length of the u's", "distance", series, log_y=True)
 
 
+def _routes(weights: Weights, beta: arb) -> arb:
+    keys = [_coordinates(token) for token in tokens]
+    values = [_coordinates(weights.value * token) for token in tokens]
+    broken = []
+    for token, target, square in ((tokens[0], u_b - u_c, 5), (tokens[1], u_b, 2)):
+        routed = _attended(beta, _coordinates(weights.query * token), keys, values)
+        error = _distance(beta, routed, _coordinates(target))
+        broken.append(error - arb(square).sqrt() * beta / ((beta * beta).exp() + 2))
+    return most(broken)
+
+
 @claim(
     "route-by-weights",
     expected="proved",
@@ -153,6 +191,7 @@ def _route_picture() -> Chart:
         "token 2 not told whom to read": Weights(u_c * u_d.T, routing.value),
     },
     picture=_route_picture,
+    falsifier=Falsifier({"β": (0.01, 4)}, _routes),
 )
 def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     e = e_to_beta_squared
@@ -213,6 +252,37 @@ def _permutation_picture() -> Table:
     return Table("Orders of four tokens under which f(PX) ≠ P f(X) as terms", ("layer", "orders", "broken"), rows)
 
 
+def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> list[Vector]:
+    """Attention, then a feed-forward of tanh, each with its residual and a norm, on tokens of two numbers."""
+
+    def normed(x: Vector) -> Vector:
+        length = (1 + dot(x, x)).sqrt()
+        return [entry / length for entry in x]
+
+    entered = [[x + i * layer.positions for x in token] for i, token in enumerate(tokens)]
+    rows = []
+    for i, own in enumerate(entered):
+        seen = entered[: i + 1] if layer.causal else entered
+        query = [dot(own, weights[:2]), dot(own, weights[2:])]
+        read = _attended(arb(1), query, seen, seen)
+        mixed = normed([x + more for x, more in zip(own, read, strict=True)])
+        rows.append(normed([x + (2 * x).tanh() for x in mixed]))
+    return rows
+
+
+def _permuted(layer: Layer, number: int, *case: arb) -> arb:
+    """Three tokens of two numbers, the matrix of their scores, and one of their six orders."""
+    order, weights = list(itertools.permutations(range(3)))[number], case[:4]
+    tokens = [[*case[i : i + 2]] for i in (4, 6, 8)]
+    straight = _layer(layer, weights, tokens)
+    permuted = _layer(layer, weights, [tokens[i] for i in order])
+    pairs = ((a, b) for row, i in zip(permuted, order, strict=True) for a, b in zip(row, straight[i], strict=True))
+    return most([abs(a - b) for a, b in pairs])
+
+
+_ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2)
+
+
 @claim(
     "permutation",
     expected="proved",
@@ -227,6 +297,7 @@ def _permutation_picture() -> Table:
     subject=Layer(),
     sabotage={"a causal mask": Layer(causal=True), "positions": Layer(positions=True)},
     picture=_permutation_picture,
+    falsifier=Falsifier({"order": range(6)} | _ENTRIES, _permuted),
 )
 def permutation(layer: Layer) -> Iterator[Evidence]:
     yield from _for_any_number_of_tokens(layer)
@@ -281,78 +352,3 @@ def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
     yield identity(reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, says)
     says = "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X"
     yield identity(reduced(P * X + P * Y), reduced(P * (X + Y)), says)
-
-
-Vector = list[arb]
-
-
-def _coordinates(x: Matrix) -> Vector:
-    return [arb(int(entry)) for entry in x]
-
-
-def _attended(beta: arb, query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
-    """Attention in coordinates of the u's, of length β: an inner product is β² times the plain one."""
-    weights = softmax([beta * beta * dot(query, key) for key in keys])
-    return [dot(weights, column) for column in zip(*values, strict=True)]
-
-
-def _distance(beta: arb, one: Vector, two: Vector) -> arb:
-    return beta * norm([a - b for a, b in zip(one, two, strict=True)])
-
-
-def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
-    """γ of u_c and δ of u_d are added to the second token."""
-    sure = first, own, third = [_coordinates(token) for token in tokens]
-    error = _distance(beta, _attended(beta, own, sure, sure), own)
-    added = (arb(0), arb(0), gamma, delta)
-    moved = [first, [x + more for x, more in zip(own, added, strict=True)], third]
-    away = _distance(beta, _attended(beta, moved[1], moved, moved), _coordinates(u_b))
-    return (error - arb(10).sqrt() * beta / ((beta * beta).exp() + 2)).max(arb(2).sqrt() * beta / 3 - away)
-
-
-def _routes(weights: Weights, beta: arb) -> arb:
-    keys = [_coordinates(token) for token in tokens]
-    values = [_coordinates(weights.value * token) for token in tokens]
-    broken = []
-    for token, target, square in ((tokens[0], u_b - u_c, 5), (tokens[1], u_b, 2)):
-        routed = _attended(beta, _coordinates(weights.query * token), keys, values)
-        error = _distance(beta, routed, _coordinates(target))
-        broken.append(error - arb(square).sqrt() * beta / ((beta * beta).exp() + 2))
-    return most(broken)
-
-
-def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> list[Vector]:
-    """Attention, then a feed-forward of tanh, each with its residual and a norm, on tokens of two numbers."""
-
-    def normed(x: Vector) -> Vector:
-        length = (1 + dot(x, x)).sqrt()
-        return [entry / length for entry in x]
-
-    entered = [[x + i * layer.positions for x in token] for i, token in enumerate(tokens)]
-    rows = []
-    for i, own in enumerate(entered):
-        seen = entered[: i + 1] if layer.causal else entered
-        query = [dot(own, weights[:2]), dot(own, weights[2:])]
-        read = _attended(arb(1), query, seen, seen)
-        mixed = normed([x + more for x, more in zip(own, read, strict=True)])
-        rows.append(normed([x + (2 * x).tanh() for x in mixed]))
-    return rows
-
-
-def _permuted(layer: Layer, number: int, *case: arb) -> arb:
-    """Three tokens of two numbers, the matrix of their scores, and one of their six orders."""
-    order, weights = list(itertools.permutations(range(3)))[number], case[:4]
-    tokens = [[*case[i : i + 2]] for i in (4, 6, 8)]
-    straight = _layer(layer, weights, tokens)
-    permuted = _layer(layer, weights, [tokens[i] for i in order])
-    pairs = ((a, b) for row, i in zip(permuted, order, strict=True) for a, b in zip(row, straight[i], strict=True))
-    return most([abs(a - b) for a, b in pairs])
-
-
-_ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2)
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "self-attend-copies-self": Falsifier({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
-    "route-by-weights": Falsifier({"β": (0.01, 4)}, _routes),
-    "permutation": Falsifier({"order": range(6)} | _ENTRIES, _permuted),
-}

@@ -6,7 +6,7 @@ r"""How far apart the sinusoidal encodings of two positions are, in real numbers
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -20,9 +20,8 @@ from torch import Tensor
 from avow.core import dtype_name
 from avow.core.chart import Table
 from avow.numerics.intervals import lower, most, norm, precision
-from avow.theory.claims.claim import Evidence, Unproved, claims_on
-from avow.theory.claims.random_search import Falsifier, stored
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, symbols
+from avow.theory.claims.claim import Evidence, Falsifier, Unproved, claims_on
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, stored, symbols
 
 claim = claims_on("heads")
 LAST = 4096
@@ -110,6 +109,31 @@ def _picture() -> Table:
     )
 
 
+def _later(position: int, turns: int, wave: arb) -> int:
+    """The position that so many turns of the first wave lead to, or all but: the others are far apart anyway."""
+    return position + round(float(2 * arb.pi() * turns / wave))
+
+
+def _stored(encoding: Encoding, first: int, turns: int) -> arb:
+    """p′ is p and so many turns of the first wave, rounded to a whole position."""
+    # Of width 2 in bfloat16, the coarsest that the statement speaks of.
+    angles = [p * encoding.ball() for p in (first, _later(first, turns, encoding.ball()))]
+    pairs = [[stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)] for angle in angles]
+    return -most([abs(a - b) for a, b in zip(*pairs, strict=True)])
+
+
+def _real(encoding: Encoding, first: int, turns: int) -> arb:
+    # Stored, no entry of an encoding of width 64 moves by more than eps/2.
+    moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
+    step = _later(first, turns, encoding.ball()) - first
+    apart = [2 * (step * wave / 2).sin() for wave in (encoding.ball(), *frequencies(64)[1:])]
+    return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - norm(apart) + moved)
+
+
+# A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
+_POSITIONS = {"p": range(LAST + 1), "turns to p′": range(1, LAST * 7 // 44 + 1)}
+
+
 @claim(
     "sinusoid-distinct",
     expected="corrected",
@@ -132,6 +156,7 @@ def _picture() -> Table:
         "neighbours taken for twins": Encoding(sympy.Integer(1), lambda: arb(1), (1, 2)),
     },
     picture=_picture,
+    falsifier=Falsifier(_POSITIONS, _stored, _real, strict=True),
 )
 def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
     yield _equal_once_stored(encoding)
@@ -198,32 +223,3 @@ def _smallest(d: int) -> Evidence:
     says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
     by_type = {dtype_name(dtype): nearest(d, dtype)._asdict() for dtype in TYPES}
     return enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)
-
-
-def _later(position: int, turns: int, wave: arb) -> int:
-    """The position that so many turns of the first wave lead to, or all but: the others are far apart anyway."""
-    return position + round(float(2 * arb.pi() * turns / wave))
-
-
-def _stored(encoding: Encoding, first: int, turns: int) -> arb:
-    """p′ is p and so many turns of the first wave, rounded to a whole position."""
-    # Of width 2 in bfloat16, the coarsest that the statement speaks of.
-    angles = [p * encoding.ball() for p in (first, _later(first, turns, encoding.ball()))]
-    pairs = [[stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)] for angle in angles]
-    return -most([abs(a - b) for a, b in zip(*pairs, strict=True)])
-
-
-def _real(encoding: Encoding, first: int, turns: int) -> arb:
-    # Stored, no entry of an encoding of width 64 moves by more than eps/2.
-    moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
-    step = _later(first, turns, encoding.ball()) - first
-    apart = [2 * (step * wave / 2).sin() for wave in (encoding.ball(), *frequencies(64)[1:])]
-    return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - norm(apart) + moved)
-
-
-# A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
-_POSITIONS = {"p": range(LAST + 1), "turns to p′": range(1, LAST * 7 // 44 + 1)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "sinusoid-distinct": Falsifier(_POSITIONS, _stored, _real, strict=True),
-}

@@ -7,7 +7,7 @@ built one key at a time: what holds of a sum, and of that sum with one more term
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
@@ -19,9 +19,8 @@ from sympy import Symbol
 from avow.core import dtype_name
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, least, most, total
-from avow.theory.claims.claim import Evidence, Formula, claims_on
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
 from avow.theory.claims.elementary import exp, log
-from avow.theory.claims.random_search import Falsifier, numbered, stored
 from avow.theory.claims.toolbox import (
     counterexample,
     enclosed,
@@ -32,6 +31,7 @@ from avow.theory.claims.toolbox import (
     rational,
     rising,
     rounded,
+    stored,
     symbols,
 )
 
@@ -54,6 +54,12 @@ def _categorical_picture() -> Chart:
     return Chart("Nine evenly spaced scores, and louder", "key", "weight", series, marks="bars")
 
 
+def _categorical(weight: Formula, *scores: arb) -> arb:
+    terms = [score.exp() for score in scores]
+    weights = [weight(term, total(terms)) for term in terms]
+    return most([abs(total(weights) - 1), *(-one for one in weights)])
+
+
 @claim(
     "softmax-categorical",
     expected="proved",
@@ -67,6 +73,7 @@ def _categorical_picture() -> Chart:
         "one taken from each exponential": lambda own, total: (own - 1) / total,
     },
     picture=_categorical_picture,
+    falsifier=Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
 )
 def softmax_categorical(weight: Formula) -> Iterator[Evidence]:
     yield from sum_is_positive()
@@ -111,6 +118,24 @@ def _bounds_picture() -> Table:
     return Table("Where a weight becomes exactly zero: two keys, PyTorch's softmax", headings, rows)
 
 
+def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
+    """Two scores; their weights are rounded to float32, float64 and float16."""
+    weight = stored(partial(_behind, one - two), torch.float32)
+    # Terms that are both zero as stored leave a denominator of zero.
+    return -weight.min(total(stored(score.exp, torch.float32) for score in (one, two)))
+
+
+def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
+    top, apart, beside = one.max(two), abs(one - two), arb("0.01")
+    broken = [1 - total((score - safe.shift(top)).exp() for score in (one, two))]
+    # Balls of the decimals that the gaps are given to.
+    for dtype, gap in ((getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()):
+        weight, half = stored(partial(_behind, apart), dtype), ball(_half_of_least(dtype))
+        # It must be zero beyond the gap, and for two keys only there.
+        broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
+    return most(broken)
+
+
 @claim(
     "softmax-bounds",
     expected="corrected",
@@ -132,6 +157,7 @@ def _bounds_picture() -> Table:
     },
     picture=_bounds_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
 )
 def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
     yield from _computed_extremes()
@@ -211,6 +237,15 @@ def _gap_picture() -> Chart:
 _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1 / eps))
 
 
+def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
+    rest = total((-one).exp() for one in gaps)
+    weight, near = 1 / (1 + rest), 1 / (1 + eps)
+    # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
+    broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
+    broken.append((least(gaps) - gap.enough(arb(len(gaps) + 1), eps)).min(near - weight))
+    return most([*broken, (weight - near).min(gap.needed(eps) - least(gaps))])
+
+
 @claim(
     "copy-gap",
     expected="proved",
@@ -228,6 +263,7 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
     },
     picture=_gap_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
 )
 def copy_gap(gap: Gap) -> Iterator[Evidence]:
     first, another = symbols(real="s_1 s_j")
@@ -262,6 +298,13 @@ def _mask_picture() -> Table:
     return Table("Weight on keys that must not be seen, in float32", ("row", "mask", "weight on hidden keys"), rows)
 
 
+def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
+    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
+    gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
+    # With −∞ the hidden key has no weight at all.
+    return most([arb(0), *(stored(partial(_behind, gap), torch.float32) for gap in gaps)])
+
+
 @claim(
     "finite-mask",
     expected="refuted",
@@ -272,6 +315,7 @@ def _mask_picture() -> Table:
     subject=(-1e5, -1e9),
     sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-1e5, -math.inf)},
     picture=_mask_picture,
+    falsifier=Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
 )
 def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
     by = "PyTorch in float32, and balls in real arithmetic"
@@ -298,51 +342,3 @@ def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
         says = f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan"
         facts = {"largest": torch.finfo(torch.float16).max, "mask": mask}
         yield counterexample(violated, says, "PyTorch in float16, and balls rounded to float16", **facts)
-
-
-def _categorical(weight: Formula, *scores: arb) -> arb:
-    terms = [score.exp() for score in scores]
-    weights = [weight(term, total(terms)) for term in terms]
-    return most([abs(total(weights) - 1), *(-one for one in weights)])
-
-
-def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
-    """Two scores; their weights are rounded to float32, float64 and float16."""
-    weight = stored(partial(_behind, one - two), torch.float32)
-    # Terms that are both zero as stored leave a denominator of zero.
-    return -weight.min(total(stored(score.exp, torch.float32) for score in (one, two)))
-
-
-def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
-    top, apart, beside = one.max(two), abs(one - two), arb("0.01")
-    broken = [1 - total((score - safe.shift(top)).exp() for score in (one, two))]
-    # Balls of the decimals that the gaps are given to.
-    for dtype, gap in ((getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()):
-        weight, half = stored(partial(_behind, apart), dtype), ball(_half_of_least(dtype))
-        # It must be zero beyond the gap, and for two keys only there.
-        broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
-    return most(broken)
-
-
-def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
-    rest = total((-one).exp() for one in gaps)
-    weight, near = 1 / (1 + rest), 1 / (1 + eps)
-    # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
-    broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
-    broken.append((least(gaps) - gap.enough(arb(len(gaps) + 1), eps)).min(near - weight))
-    return most([*broken, (weight - near).min(gap.needed(eps) - least(gaps))])
-
-
-def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
-    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
-    gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
-    # With −∞ the hidden key has no weight at all.
-    return most([arb(0), *(stored(partial(_behind, gap), torch.float32) for gap in gaps)])
-
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "softmax-categorical": Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
-    "softmax-bounds": Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
-    "copy-gap": Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
-    "finite-mask": Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
-}

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -126,13 +127,6 @@ def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
 
 
-class Stretch(NamedTuple):
-    """The two lengths a key may come in."""
-
-    short: Rational
-    long: Rational
-
-
 def _stretch_picture() -> Table:
     rows = []
     for n, eps, c in itertools.product((10, 1000, 100000), (0.1, 0.01), (0.5, 1.0, 1.5)):
@@ -142,7 +136,7 @@ def _stretch_picture() -> Table:
     return Table("Weights when key 1 comes c times as long", ("keys", "ε", "c", "on value 1", "on value 2"), rows)
 
 
-def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
+def _one_or_other(stretch: tuple[Rational, Rational], eps: arb, n: int) -> arb:
     ratio = n / eps
     broken = []
     for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
@@ -160,15 +154,15 @@ def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
     plain="If key 1 comes half or one and a half times as long, the query of an average gives one value or the other,"
     " never their mean.",
     assumptions=("real arithmetic", "u, k_2, …, k_n orthonormal", "n ≥ 2, 0 < ε ≤ 1"),
-    subject=Stretch(Rational(1, 2), Rational(3, 2)),
+    subject=(Rational(1, 2), Rational(3, 2)),
     sabotage={
-        "a key of the right length": Stretch(Rational(1), Rational(1)),
-        "a key that is only ever too long": Stretch(Rational(5, 4), Rational(3, 2)),
+        "a key of the right length": (Rational(1), Rational(1)),
+        "a key that is only ever too long": (Rational(5, 4), Rational(3, 2)),
     },
     picture=_stretch_picture,
     falsifier=Falsifier({"ε": (0.01, 0.99), "n": range(2, 1001)}, _one_or_other),
 )
-def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
+def noise_one_key_discrete(stretch: tuple[Rational, Rational]) -> Iterator[Evidence]:
     # n/ε = z², so both powers are visible; n − 2 others.
     z, free, others = symbols(positive="z varepsilon", integer_nonnegative="j")
     eps = (others + 2) / z**2
@@ -184,26 +178,19 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     says = "or v_2, to ε; with equal chances the mean is never seen"
     yield identity(sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo), 1 / (1 + free), says)
     for c, near in zip(stretch, ((0.0031, 0.987), (0.9968, 0.0032)), strict=True):
-        yield _near(c, near)
+        t = arb(1000) * 100
+        raised = (t.log() * int(c.p) / int(c.q)).exp()
+        weights = [term / (raised + t + 998) for term in (raised, t)]
+        close = all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights, near, strict=True))
+        says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
+        facts = {"n": 1000, "eps": 0.01, "first": weights[0].str(12), "second": weights[1].str(12)}
+        yield enclosed(partial(bool, close), says, False, **facts)
     t = math.log(1000 / 0.01)
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
     analysis = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
     says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
     facts = {"errors": [outcome.error[0] for outcome in analysis.outcomes]}
     yield enclosed(lambda: analysis.success == (0.0, 0.0), says, False, **facts)
-
-
-def _near(c: Rational, near: tuple[float, float]) -> Evidence:
-    def weights() -> tuple[arb, arb]:
-        t = arb(1000) * 100
-        raised = (t.log() * int(c.p) / int(c.q)).exp()
-        return raised / (raised + t + 998), t / (raised + t + 998)
-
-    def close() -> bool:
-        return all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True))
-
-    facts = {"n": 1000, "eps": 0.01, "first": weights()[0].str(12), "second": weights()[1].str(12)}
-    return enclosed(close, f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places", False, **facts)
 
 
 class Scaled(NamedTuple):

@@ -125,9 +125,10 @@ def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evi
     return Evidence("rational", says, {name: str(fact) for name, fact in facts.items()}, amended)
 
 
-def enclosed(holds: Callable[[], bool], says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A comparison of balls is true; it is asked with more bits until it is."""
-    if not intervals.decided(lambda: True if _truth(holds()) else None, most=4096):
+def enclosed(holds: bool | Callable[[], bool], says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A comparison of balls is true; given as a function, it is asked with more bits until it is."""
+    ask = holds if callable(holds) else lambda: holds
+    if not intervals.decided(lambda: True if _truth(ask()) else None, most=4096):
         raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
     return Evidence("balls", says, facts, amended)
 

@@ -296,21 +296,17 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     yield identity(sympy.limit(2 * n * behind**2, stretch, oo), 0, says)
     says = "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6"
     facts = {"keys": 8, "dim": 2, "softmax_misses_at_most": "1e-20", "separable_misses_at_least": 6}
-    yield enclosed(lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20), says, False, **facts)
+    yield enclosed(from_identity(_circle(8, 100.0)) < arb(10) ** -20, says, False, **facts)
     # Softmax's log-weights, less their row's first, are a product through d dimensions; separable's need not be.
     columns = [[arb(x) / 10 for x in column] for column in ((1, 2, 3, 4), (1, 5, 2, 2))]
-
-    def independent() -> bool:
-        rows = []
-        for share in (arb(1) / 5, arb(1) / 2, arb(4) / 5):
-            logs = [(share * a + (1 - share) * b).log() for a, b in zip(*columns, strict=True)]
-            rows.append([x - logs[0] for x in logs[1:]])
-        return bool(arb_mat(rows).det() != 0)
-
+    rows = []
+    for share in (arb(1) / 5, arb(1) / 2, arb(4) / 5):
+        logs = [(share * a + (1 - share) * b).log() for a, b in zip(*columns, strict=True)]
+        rows.append([x - logs[0] for x in logs[1:]])
     says = (
         "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
     )
-    yield enclosed(independent, says)
+    yield enclosed(arb_mat(rows).det() != 0, says)
 
 
 def gauss(exponent: Any, w: Symbol) -> Any:
@@ -463,4 +459,4 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
         " that it is hopeless for larger ones; its variance of one feature is this law's, to 1e-9"
     )
     holds = follows and math.isfinite(quiet.features) and math.isinf(loud.features)
-    yield enclosed(lambda: holds, says, True, small=str(quiet), large=str(loud))
+    yield enclosed(holds, says, True, small=str(quiet), large=str(loud))

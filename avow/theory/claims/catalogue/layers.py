@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -143,7 +141,7 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         "least weight whatever is added": 1 / (1 + 2 * (arb(-27) / 4).exp()),
     }
     facts = {name: number.str(8 if name == "error" else 12) for name, number in numbers.items()}
-    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), "β = 3: the weight on itself, in numbers", False, **facts)
+    yield enclosed(numbers["weight"] > 0.9997, "β = 3: the weight on itself, in numbers", False, **facts)
 
 
 class Weights(NamedTuple):
@@ -212,7 +210,7 @@ def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     yield identity(off.dot(off), 0, "token 3 is told nothing: it takes the mean of the values")
     for length in (2, 3):
         first, second = (arb(square).sqrt() * length * (1 / (arb(length**2).exp() + 2)) for square in (5, 2))
-        below = partial(operator.lt, first, arb(5).sqrt() * length * arb(-(length**2)).exp())
+        below = first < arb(5).sqrt() * length * arb(-(length**2)).exp()
         facts = {"c_1 is off by": first.str(8), "c_2 is off by": second.str(8), "of": (arb(2).sqrt() * length).str(8)}
         yield enclosed(below, f"β = {length}: the errors in numbers", False, beta=length, **facts)
     yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
@@ -324,7 +322,7 @@ def _not_with(name: str, layer: Layer, x: tuple[int, int]) -> Evidence:
     apart = any(bool(abs(a - b) > 0.2) for a, b in zip(permuted, straight, strict=True))
     says = f"it is not so with {name}: attention alone, Q = K = V = 1, on two numbers"
     facts = {"x": list(x), "f(Px)": [row.str(8) for row in permuted], "P f(x)": [row.str(8) for row in straight]}
-    return enclosed(lambda: apart, says, False, **facts)
+    return enclosed(apart, says, False, **facts)
 
 
 def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
@@ -184,13 +183,13 @@ def noise_one_key_discrete(stretch: tuple[Rational, Rational]) -> Iterator[Evide
         close = all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights, near, strict=True))
         says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
         facts = {"n": 1000, "eps": 0.01, "first": weights[0].str(12), "second": weights[1].str(12)}
-        yield enclosed(partial(bool, close), says, False, **facts)
+        yield enclosed(close, says, False, **facts)
     t = math.log(1000 / 0.01)
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
     analysis = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
     says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
     facts = {"errors": [outcome.error[0] for outcome in analysis.outcomes]}
-    yield enclosed(lambda: analysis.success == (0.0, 0.0), says, False, **facts)
+    yield enclosed(analysis.success == (0.0, 0.0), says, False, **facts)
 
 
 class Scaled(NamedTuple):
@@ -277,4 +276,4 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
     facts = {"mean": list(analysis.mean), "variance": list(analysis.variance)}
-    yield enclosed(lambda: analysis.variance[0] > 0.249, says, True, **facts)
+    yield enclosed(analysis.variance[0] > 0.249, says, True, **facts)

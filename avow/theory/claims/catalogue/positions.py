@@ -5,10 +5,9 @@ r"""How far apart the sinusoidal encodings of two positions are, in real numbers
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import sympy
@@ -183,7 +182,7 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
         # Entries are at most 1: each moves by at most eps/2.
         least = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
         says = f"width 64 in {dtype_name(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
-        yield enclosed(partial(operator.gt, least, 1.4), says, True, at_least=lower(least))
+        yield enclosed(least > 1.4, says, True, at_least=lower(least))
 
 
 def _equal_once_stored(encoding: Encoding) -> Evidence:
@@ -204,11 +203,8 @@ def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
         apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
     closest = min(apart, key=lambda step: float(apart[step]))
     least = apart.pop(closest)
-
-    def nearest() -> bool:
-        near = closest == 710 and bool(abs(least - arb("6.03e-5")) < arb("5e-8"))
-        return near and all(bool(other >= least) for other in apart.values())
-
+    near = closest == 710 and abs(least - arb("6.03e-5")) < arb("5e-8")
+    nearest = near and all(other >= least for other in apart.values())
     says = f"no two positions up to {last} apart are nearer in the first pair than these, 6.03e-5"
     return enclosed(nearest, says, True, step=closest, distance=least.str(12))
 
@@ -216,10 +212,7 @@ def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
 def _smallest(d: int) -> Evidence:
     real = distances(d)
     closest = min(range(LAST), key=lambda i: float(real[i]))
-
-    def smallest() -> bool:
-        return all(bool(other > real[closest]) or i == closest for i, other in enumerate(real))
-
+    smallest = all(other > real[closest] or i == closest for i, other in enumerate(real))
     says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
     by_type = {dtype_name(dtype): nearest(d, dtype)._asdict() for dtype in TYPES}
     return enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)

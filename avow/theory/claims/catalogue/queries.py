@@ -106,14 +106,11 @@ def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
     yield enough()
     along = lengths.stated(n, eps) * first
     yield identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
-
-    def weight() -> arb:
-        """Of a thousand keys with ε = 1/100, the others all at 60° to k_1."""
-        return 1 / (1 + 999 * (-arb(10**5).log()).exp())
-
-    facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight().str(12)}
+    # Of a thousand keys with ε = 1/100, the others all at 60° to k_1.
+    weight = 1 / (1 + 999 * (-arb(10**5).log()).exp())
+    facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight.str(12)}
     says, promised = "the nearest keys allowed, all at 60° to k_1", Fraction(100, 101)
-    yield enclosed(lambda: weight() > ball(promised), says, False, **facts, promised=str(promised))
+    yield enclosed(weight > ball(promised), says, False, **facts, promised=str(promised))
     yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
 
 
@@ -373,7 +370,7 @@ def average_two(query: Formula) -> Iterator[Evidence]:
     scores = query(arb(1000), arb(1) / 100)
     weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
     facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
-    yield enclosed(lambda: bool(weight > 1 / (2 + arb(1) / 100)), "a thousand keys, ε = 0.01", False, **facts)
+    yield enclosed(weight > 1 / (2 + arb(1) / 100), "a thousand keys, ε = 0.01", False, **facts)
     average = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
     yield kept(average, "the library's query for two of fifty keys", norm=average.norm)
 

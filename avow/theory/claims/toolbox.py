@@ -272,10 +272,8 @@ def _exact(expression: Any) -> Any:
 
 def _truth(answer: Any) -> bool:
     """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
-    if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom) or getattr(answer, "dtype", None) in (
-        bool,
-        torch.bool,
-    ):
+    of_booleans = getattr(answer, "dtype", None) in (bool, torch.bool)
+    if of_booleans or isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom):
         return bool(answer)
     raise TypeError(f"{answer!r} is not a truth value")
 

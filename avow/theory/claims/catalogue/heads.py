@@ -39,13 +39,9 @@ def _discrete_picture() -> Chart:
     return curves(title, "keys", "weight on value 1", counts, weights, log_x=True)
 
 
-def _stated_strength(n: Any, eps: Any) -> Any:
-    return log(n / eps)
-
-
 def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
     """Key 1 is c times as long; as stated c is ½ and 3/2."""
-    return _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5))
+    return _short_of(lambda n, eps: log(n / eps), eps, n, arb(0.5), arb(1.5))
 
 
 def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
@@ -287,12 +283,12 @@ def _project_picture() -> Table:
     return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
 
 
-def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
-    """A word in matrices, multiplied out; a number in it is so many times the identity of the plane."""
+def _word(word: Any, letters: Mapping[Any, arb_mat]) -> Any:
+    """A word in matrices, multiplied out; a number in it is so many times the identity."""
     if word in letters:
         return letters[word]
     if word.is_Integer:
-        return arb_mat([[int(word), 0], [0, int(word)]])
+        return int(word)
     parts = (_word(part, letters) for part in word.args)
     return functools.reduce(operator.add if isinstance(word, sympy.Add) else operator.mul, parts)
 
@@ -300,7 +296,7 @@ def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
 def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
     """How far a word takes Ax + By from Ax; coordinates that it returns instead are the first ones of the plane."""
     h = (b.transpose() * b).inv()
-    away = arb_mat([[1, 0], [0, 1]]) - b * h * b.transpose()
+    away = 1 - b * h * b.transpose()
     g = (a.transpose() * away * a).inv()
     letters = {A: a, At: a.transpose(), B: b, Bt: b.transpose(), H: h, G: g, R: away}
     image = (_word(word, letters) * (a * x + b * y)).entries()

@@ -76,33 +76,26 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.round(x / spacing) * spacing
 
 
-class Nearest(NamedTuple):
-    """The two positions nearest to each other: their distance, the smaller one, and how far they are apart."""
-
-    distance: float
-    position: int
-    step: int
-
-
 @cache
-def nearest(d: int, dtype: torch.dtype) -> Nearest:
-    """The nearest two of all encodings as stored, searched where rounding leaves a chance."""
+def nearest(d: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The nearest two of all encodings as stored, searched where rounding leaves a chance.
+
+    Their distance, the smaller position, and how far the positions are apart.
+    """
     rows = stored_encoding(d, dtype)
     real = [float(distance) for distance in distances(d)]
     # Entries are at most 1, so each moves by at most eps/2 and two encodings by 2·√d·eps/2 to each other.
     chance = min(real) + 2 * d**0.5 * torch.finfo(dtype).eps
-    best = Nearest(float("inf"), 0, 0)
+    pairs = []
     for step in (i + 1 for i, distance in enumerate(real) if distance <= chance):
-        apart = torch.linalg.vector_norm(rows[step:] - rows[:-step], dim=-1)
-        least, place = apart.min(0)
-        if float(least) < best.distance:
-            best = Nearest(float(least), int(place), step)
-    return best
+        least, place = torch.linalg.vector_norm(rows[step:] - rows[:-step], dim=-1).min(0)
+        pairs.append({"distance": float(least), "position": int(place), "step": step})
+    return min(pairs, key=lambda pair: pair["distance"])
 
 
 def _picture() -> Table:
     nearest_pairs = {d: [nearest(d, dtype) for dtype in TYPES] for d in WIDTHS}
-    rows = [(d, *(f"{x.distance:.6g} (Δ = {x.step})" for x in pairs)) for d, pairs in nearest_pairs.items()]
+    rows = [(d, *("{distance:.6g} (Δ = {step})".format(**x) for x in pairs)) for d, pairs in nearest_pairs.items()]
     return Table(
         f"The smallest distance of two encodings, positions 0 to {LAST}", ("width", *map(dtype_name, TYPES)), rows
     )
@@ -214,5 +207,5 @@ def _smallest(d: int) -> Evidence:
     closest = min(range(LAST), key=lambda i: float(real[i]))
     smallest = all(other > real[closest] or i == closest for i, other in enumerate(real))
     says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
-    by_type = {dtype_name(dtype): nearest(d, dtype)._asdict() for dtype in TYPES}
+    by_type = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
     return enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)

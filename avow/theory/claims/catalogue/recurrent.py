@@ -122,14 +122,11 @@ CONTRACTION = Gradient()
 
 def jacobian(weights: arb_mat, start: Sequence[arb], steps: int) -> arb_mat:
     """:math:`\\partial h_T / \\partial h_0` of h_t = W tanh(h_{t-1}) + (½, …, ½), in balls."""
-
-    def diagonal(entries: Sequence[arb]) -> arb_mat:
-        return arb_mat([[x if i == j else arb(0) for j in range(len(start))] for i, x in enumerate(entries)])
-
-    h, product = start, diagonal([arb(1)] * len(start))
+    h, product = start, arb_mat(len(start), len(start), 1)
     for _ in range(steps):
         outs = [z.tanh() for z in h]
-        product = weights * diagonal([1 - out**2 for out in outs]) * product
+        sloped = [[(1 - out**2) * x for x in row] for out, row in zip(outs, product.tolist(), strict=True)]
+        product = weights * arb_mat(sloped)
         h = [x + arb(0.5) for x in (weights * _column(outs)).entries()]
     return product
 
@@ -140,10 +137,8 @@ def tenths(weights: tuple[tuple[int, ...], ...]) -> arb_mat:
 
 def _shorter(matrix: arb_mat, square: arb) -> bool:
     """Whether λ_max(MᵀM) is below a number: its multiple of I minus MᵀM has positive leading minors (Sylvester)."""
-    size = matrix.ncols()
-    gram = matrix.transpose() * matrix
-    gap = [[(square if i == j else arb(0)) - gram[i, j] for j in range(size)] for i in range(size)]
-    return all(arb_mat([row[:k] for row in gap[:k]]).det() > 0 for k in range(1, size + 1))
+    gap = (square - matrix.transpose() * matrix).tolist()
+    return all(arb_mat([row[:k] for row in gap[:k]]).det() > 0 for k in range(1, len(gap) + 1))
 
 
 def _gradient_picture() -> Chart:

@@ -1,15 +1,7 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-`identity`, `equal_matrices`, `same_product`            symbolic, by SymPy: equality
-`nonnegative`, `positive`, `rising`, `induction`        symbolic, by SymPy: signs, and every n
-`rational`              exact arithmetic on fractions
-`enclosed`, `cover`     balls, over a whole domain where it is one
-`law`                   a probability from its exact distribution
-`kept`                  a construction's own proof
-`counterexample`        a violation, evaluated again rigorously
-`search`                the weakest: support, never proof
-`symbols`               the letters of a proof, with what is known of them
-`rounded`, `stored`     the float that a real number rounds to, decided by balls
+First come equality, signs and induction in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
+is the weakest, support and never proof.
 """
 
 from __future__ import annotations

@@ -153,12 +153,9 @@ def tail_mass_output(factor: Formula) -> Iterator[Evidence]:
 
 
 def _dropped_picture() -> Chart:
-    gaps = [0.5 * i for i in range(61)]
-    series = {
-        f"{n:,} keys below the gap": (gaps, [n * math.exp(-g) / (1 + n * math.exp(-g)) for g in gaps])
-        for n in (10, 1000, 100_000)
-    }
-    return Chart("The most a tail can weigh", "gap below the kept score", "share of the weight", series, log_y=True)
+    shares = {f"{n:,} keys below the gap": lambda gap, n=n: n / (math.exp(gap) + n) for n in (10, 1000, 100_000)}
+    title, gaps = "The most a tail can weigh", [0.5 * i for i in range(61)]
+    return curves(title, "gap below the kept score", "share of the weight", gaps, shares, log_y=True)
 
 
 def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> arb:

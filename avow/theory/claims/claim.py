@@ -256,18 +256,13 @@ class Finding:
 
     def plain(self) -> dict[str, Any]:
         """The claim and what came of it, as JSON has it."""
+        names = ("verdict", "as_recorded", "kinds", "seconds", "trouble", "sabotages", "picture")
         return {
             **self.claim.words(),
-            "verdict": self.verdict,
+            **{name: as_json(getattr(self, name)) for name in names},
             "expected": self.claim.expected,
-            "as_recorded": self.as_recorded,
             "evidence": [step.plain() for step in self.evidence],
-            "kinds": list(self.kinds),
-            "seconds": self.seconds,
-            "trouble": self.trouble,
             "requires": list(self.claim.requires),
-            "sabotages": dict(self.sabotages),
-            "picture": as_json(self.picture),
         }
 
 

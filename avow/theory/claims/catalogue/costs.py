@@ -260,9 +260,6 @@ def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> 
     return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
 
 
-_TILES = {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)}
-
-
 @claim(
     "cost-bottleneck",
     expected="corrected",
@@ -279,7 +276,9 @@ _TILES = {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)}
         "sums merged without the maxima": Tiling(tiled, lambda first, second, *maxima: first + second),
     },
     picture=_bottleneck_picture,
-    falsifier=Falsifier(_TILES | numbered("x y t u", -3, 3), _dominates, _by_tiles),
+    falsifier=Falsifier(
+        {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)} | numbered("x y t u", -3, 3), _dominates, _by_tiles
+    ),
 )
 def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     length, tile, width = 128, 16, 4

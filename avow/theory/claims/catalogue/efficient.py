@@ -143,9 +143,6 @@ def _kernel_form(form: Any, *case: arb) -> arb:
     return most([abs(entry - form(case)) for entry, form in zip(attention, _forms(form), strict=True)])
 
 
-_ROWS = numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1)
-
-
 @claim(
     "kernel-form",
     expected="proved",
@@ -159,7 +156,9 @@ _ROWS = numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂�
         "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), (f, 1, d)),
     },
     picture=_kernel_picture,
-    falsifier=Falsifier(_ROWS, _kernel_form),
+    falsifier=Falsifier(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
+    ),
 )
 def kernel_form(form: Any) -> Iterator[Evidence]:
     weight = kernel(i, j) / Sum(kernel(i, j), (j, 1, n))
@@ -251,9 +250,6 @@ def _copies(bound: Formula, *case: arb) -> arb:
     return bound(len(weights), 2) - from_identity(weights)
 
 
-_PLANE = numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12)
-
-
 @claim(
     "separable-weaker",
     expected="proved",
@@ -269,7 +265,7 @@ _PLANE = numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁�
     subject=lambda n, d: n - d,
     sabotage={"a bound of n − d + 1": lambda n, d: n - d + 1, "a bound of n": lambda n, d: n},
     picture=_weaker_picture,
-    falsifier=Falsifier(_PLANE, _copies),
+    falsifier=Falsifier(numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12), _copies),
 )
 def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     more = Symbol("(n-d)", integer=True, positive=True)
@@ -395,9 +391,6 @@ def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
     return abs(variance(square, m) * m - (second - 1)) / second
 
 
-_POWERS = {"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7)
-
-
 @claim(
     "features-variance",
     expected="corrected",
@@ -419,7 +412,7 @@ _POWERS = {"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂
         "a variance that falls as 1/m²": lambda square, m: (exp(square) - 1) / m**2,
     },
     picture=_needed_picture,
-    falsifier=Falsifier(_POWERS, _useful, _spread),
+    falsifier=Falsifier({"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7), _useful, _spread),
 )
 def features_variance(variance: Formula) -> Iterator[Evidence]:
     w, z = sympy.symbols("w z", real=True)

@@ -136,9 +136,6 @@ def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
     return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
 
 
-_GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
-
-
 @claim(
     "heads-gauss",
     expected="corrected",
@@ -158,7 +155,9 @@ _GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
     },
     picture=_gauss_picture,
     needs=("copy-gap",),
-    falsifier=Falsifier(EPSILON | _GAUSS, _gauss_copies, _gauss_law),
+    falsifier=Falsifier(
+        EPSILON | {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}, _gauss_copies, _gauss_law
+    ),
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
     never = normal_cdf(-arb(2).sqrt())
@@ -322,9 +321,6 @@ def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) ->
     return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
 
 
-_PLANE = {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}
-
-
 @claim(
     "project-out",
     expected="corrected",
@@ -343,7 +339,7 @@ _PLANE = {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}
         "the projector of the other span": Projectors(orthogonal=1 - A * At),
     },
     picture=_project_picture,
-    falsifier=Falsifier(_PLANE, _coordinates, _projected),
+    falsifier=Falsifier({"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}, _coordinates, _projected),
 )
 def project_out(projectors: Projectors) -> Iterator[Evidence]:
     a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]

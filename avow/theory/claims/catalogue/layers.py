@@ -278,9 +278,6 @@ def _permuted(layer: Layer, number: int, *case: arb) -> arb:
     return most([abs(a - b) for a, b in pairs])
 
 
-_ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2)
-
-
 @claim(
     "permutation",
     expected="proved",
@@ -295,7 +292,7 @@ _ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x�
     subject=Layer(),
     sabotage={"a causal mask": Layer(causal=True), "positions": Layer(positions=True)},
     picture=_permutation_picture,
-    falsifier=Falsifier({"order": range(6)} | _ENTRIES, _permuted),
+    falsifier=Falsifier({"order": range(6)} | numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2), _permuted),
 )
 def permutation(layer: Layer) -> Iterator[Evidence]:
     yield from _for_any_number_of_tokens(layer)

@@ -269,9 +269,6 @@ def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb
     return most([abs(shrunk - 2 * eta * gamma / (root + e)), less - shrunk, abs(decoupled - eta * decay)])
 
 
-_STEP = numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}
-
-
 @claim(
     "adam-l2-vs-w",
     expected="proved",
@@ -298,7 +295,9 @@ _STEP = numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v
     },
     picture=_adam_picture,
     needs=("ema-bias",),
-    falsifier=Falsifier(_STEP, _adam),
+    falsifier=Falsifier(
+        numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}, _adam
+    ),
 )
 def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
     theta, g, m, added, t, e = symbols(real="theta g m c", integer_positive="t", nonnegative="e")

@@ -244,9 +244,6 @@ def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: a
     return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
 
 
-_LINE = numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}
-
-
 @claim(
     "copy-possible",
     expected="corrected",
@@ -264,7 +261,7 @@ _LINE = numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}
     },
     picture=_copy_possible_picture,
     needs=("copy-gap",),
-    falsifier=Falsifier(EPSILON | _LINE, _uncopied, _by_its_hull),
+    falsifier=Falsifier(EPSILON | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}, _uncopied, _by_its_hull),
 )
 def copy_possible(hull: Hull) -> Iterator[Evidence]:
     y = Symbol("y", real=True)
@@ -392,9 +389,6 @@ def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
     return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
 
 
-_PARTS = {"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1)
-
-
 @claim(
     "mixture-any",
     expected="proved",
@@ -409,7 +403,7 @@ _PARTS = {"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.0
         "a product in place of the sum": lambda t, w: t * log(w),
     },
     picture=_mixture_picture,
-    falsifier=Falsifier(_PARTS, _mixture),
+    falsifier=Falsifier({"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1), _mixture),
 )
 def mixture_any(score: Formula) -> Iterator[Evidence]:
     w, rest, partition, outside = symbols(positive="w rho Z", integer_positive="j")

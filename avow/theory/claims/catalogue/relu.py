@@ -183,9 +183,6 @@ def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
     return most([abs(out * relu(weight * x + bias) + shift - x * x) for x in inside])
 
 
-_UNITS = {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2)
-
-
 @claim(
     "relu-square",
     expected="proved",
@@ -204,7 +201,9 @@ _UNITS = {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01
         "one unit fewer": Hinges(units={eps: units - 1 for eps, units in WIDE.items()}),
     },
     picture=_square_picture,
-    falsifier=Falsifier(_UNITS, _hinges),
+    falsifier=Falsifier(
+        {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2), _hinges
+    ),
 )
 def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
     yield from _within(network)
@@ -426,9 +425,6 @@ def _everywhere(target: Growth, kinks: int, reach: arb, eps: arb, x: arb) -> arb
     return abs(network - target.function(x)) - eps
 
 
-_LINE = {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}
-
-
 @claim(
     "relu-square-line",
     expected="refuted",
@@ -442,7 +438,9 @@ _LINE = {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x":
         "a line": Growth(lambda x: 3 * x + 1, "3x + 1"),
     },
     picture=_line_picture,
-    falsifier=Falsifier(_LINE, _everywhere),
+    falsifier=Falsifier(
+        {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}, _everywhere
+    ),
 )
 def relu_square_line(target: Growth) -> Iterator[Evidence]:
     p, eps, q, d, last = symbols(positive="p varepsilon", nonnegative="q d T")

@@ -170,7 +170,12 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
     yield Evidence("symbolic", says, {"zeros": sympy.latex(zeros)}, True)
     yield _first_pair(encoding.ball)
     for d in WIDTHS:
-        yield _smallest(d)
+        real = distances(d)
+        closest = min(range(LAST), key=lambda i: float(real[i]))
+        smallest = all(other > real[closest] or i == closest for i, other in enumerate(real))
+        says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
+        by_type = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
+        yield enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)
     for dtype in TYPES:
         # Entries are at most 1: each moves by at most eps/2.
         least = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
@@ -190,22 +195,15 @@ def _equal_once_stored(encoding: Encoding) -> Evidence:
     return counterexample(stored_pair == pair(two), says, "balls", **facts)
 
 
-def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
+def _first_pair(wave: Callable[[], arb]) -> Evidence:
+    last = 100_000
     with precision(80):
         half = wave() / 2
         apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
     closest = min(apart, key=lambda step: float(apart[step]))
     least = apart.pop(closest)
     near = closest == 710 and abs(least - arb("6.03e-5")) < arb("5e-8")
-    nearest = near and all(other >= least for other in apart.values())
     says = f"no two positions up to {last} apart are nearer in the first pair than these, 6.03e-5"
-    return enclosed(nearest, says, True, step=closest, distance=least.str(12))
-
-
-def _smallest(d: int) -> Evidence:
-    real = distances(d)
-    closest = min(range(LAST), key=lambda i: float(real[i]))
-    smallest = all(other > real[closest] or i == closest for i, other in enumerate(real))
-    says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
-    by_type = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
-    return enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)
+    return enclosed(
+        near and all(other >= least for other in apart.values()), says, True, step=closest, distance=least.str(12)
+    )

@@ -49,11 +49,7 @@ def _forms_picture() -> Table:
 
 
 def _column(entries: Sequence[arb]) -> arb_mat:
-    return arb_mat([[entry] for entry in entries])
-
-
-def _square(entries: Sequence[arb]) -> arb_mat:
-    return arb_mat([[*entries[:2]], [*entries[2:]]])
+    return arb_mat(len(entries), 1, entries)
 
 
 def _tanh(v: arb_mat) -> arb_mat:
@@ -62,7 +58,7 @@ def _tanh(v: arb_mat) -> arb_mat:
 
 def _forms(forms: Forms, *case: arb) -> arb:
     """Three steps with tanh, the input turning its sign."""
-    W, U = _square(case[:4]), _square(case[4:8])
+    W, U = (arb_mat(2, 2, case[at : at + 4]) for at in (0, 4))
     b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
     g, apart = _tanh(h), []
     for _ in range(3):
@@ -155,7 +151,7 @@ def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
     a, b, c, d = entries
     # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
     longest = (norm([a + d, b - c]) + norm([a - d, b + c])) / 2
-    return _square([entry * largest / longest for entry in entries])
+    return arb_mat(2, 2, [entry * largest / longest for entry in entries])
 
 
 def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:

@@ -7,7 +7,7 @@ not depend on their index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -121,11 +121,6 @@ def _entries(base: Any, rows: int, columns: int) -> list[Any]:
     return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
 
 
-def _at(expression: Any, sizes: Mapping[Any, int], letters: Sequence[Any]) -> Compiled:
-    """A formula for every n and d at some of them, its sums written out, as a function of its letters."""
-    return compiled(sympy.sympify(expression).subs(sizes).doit(), letters)
-
-
 def _rows(entries: Sequence[arb], width: int) -> Rows:
     return [entries[at : at + width] for at in range(0, len(entries), width)]
 
@@ -133,7 +128,7 @@ def _rows(entries: Sequence[arb], width: int) -> Rows:
 @cache
 def _forms(form: Any) -> list[Compiled]:
     letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
-    return [_at(form, {n: 2, d: 2, i: row, c: column}, letters) for row in (1, 2) for column in (1, 2)]
+    return [compiled(form.subs({n: 2, d: 2, i: row, c: column}).doit(), letters) for row in (1, 2) for column in (1, 2)]
 
 
 def _kernel_form(form: Any, *case: arb) -> arb:
@@ -183,8 +178,8 @@ def _separable_rows_picture() -> Table:
 @cache
 def _parts(column: Formula) -> list[list[Compiled]]:
     e = sympy.IndexedBase("e", positive=True)
-    letters, sizes = _entries(e, 3, 2), {n: 3, d: 2}
-    return [[_at(column(e), sizes | {j: key, f: feature}, letters) for feature in (1, 2)] for key in (1, 2, 3)]
+    letters, part = _entries(e, 3, 2), column(e).subs({n: 3, d: 2})
+    return [[compiled(part.subs({j: key, f: feature}).doit(), letters) for feature in (1, 2)] for key in (1, 2, 3)]
 
 
 def _distributions(column: Formula, *case: arb) -> arb:

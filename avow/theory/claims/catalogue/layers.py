@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import sympy
@@ -216,8 +215,7 @@ def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """A transformer layer on letters: sums are multisets of terms, all else unnamed functions of their inputs."""
 
     causal: bool = False

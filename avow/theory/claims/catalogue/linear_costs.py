@@ -161,9 +161,7 @@ def _separable(program: Program, length: int, width: int) -> arb:
     plain="Separable attention takes time in the order of nd² and extra space in the order of nd + d².",
     assumptions=("values as wide as queries and keys, d", "no mask that differs by row", PRODUCTS, FIXED),
     subject=separable,
-    sabotage={
-        "the n × n matrix written out": lambda q, k, v: (torch.softmax(q, -1) @ torch.softmax(k, -2).T) @ v,
-    },
+    sabotage={"the n × n matrix written out": lambda q, k, v: (torch.softmax(q, -1) @ torch.softmax(k, -2).T) @ v},
     picture=_separable_picture,
     falsifier=Falsifier(dict.fromkeys("nd", _SIZES), _separable),
 )

@@ -177,9 +177,9 @@ def noise_one_key_discrete(stretch: tuple[Rational, Rational]) -> Iterator[Evide
     says = "or v_2, to ε; with equal chances the mean is never seen"
     yield identity(sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo), 1 / (1 + free), says)
     for c, near in zip(stretch, ((0.0031, 0.987), (0.9968, 0.0032)), strict=True):
-        t = arb(1000) * 100
-        raised = (t.log() * int(c.p) / int(c.q)).exp()
-        weights = [term / (raised + t + 998) for term in (raised, t)]
+        ratio = arb(1000) * 100
+        raised = (ratio.log() * int(c.p) / int(c.q)).exp()
+        weights = [term / (raised + ratio + 998) for term in (raised, ratio)]
         close = all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights, near, strict=True))
         says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
         facts = {"n": 1000, "eps": 0.01, "first": weights[0].str(12), "second": weights[1].str(12)}

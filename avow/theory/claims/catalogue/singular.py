@@ -9,7 +9,6 @@ Everything is shown for matrices of every size: products of symbols whose sizes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import sympy
 import torch
@@ -126,13 +125,8 @@ def _kth(bound: Formula, *entries: arb) -> arb:
         "k + 1 in place of k": lambda energy, k: energy / (k + 1),
         "k² in place of k": lambda energy, k: energy / k**2,
     },
-    picture=partial(
-        _held_picture,
-        "Softmax weights of 64 Gaussian queries and keys",
-        "k",
-        "singular value",
-        ("σ_k", "‖A‖_F / √k"),
-        1,
+    picture=lambda: _held_picture(
+        "Softmax weights of 64 Gaussian queries and keys", "k", "singular value", ("σ_k", "‖A‖_F / √k"), 1
     ),
     needs=("svd-energy",),
     falsifier=Falsifier(_ENTRIES, _kth),
@@ -172,8 +166,7 @@ def _spectral(kept: Formula, *entries: arb) -> arb:
     assumptions=("real arithmetic", EXISTS, "1 ≤ k ≤ rank; beyond it B = A"),
     subject=lambda k: k - 1,
     sabotage={"one singular value fewer kept": lambda k: k - 2, "one more kept": lambda k: k},
-    picture=partial(
-        _held_picture,
+    picture=lambda: _held_picture(
         "How far softmax weights of 64 Gaussian queries and keys are from low rank",
         "rank kept",
         "spectral distance",

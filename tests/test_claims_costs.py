@@ -106,9 +106,7 @@ def test_attention_by_tiles_is_attention() -> None:
 def test_one_head_takes_what_the_text_books_say() -> None:
     heads = costs.Heads(costs.one_head, costs.kept)
     n, d, w = (counting.length(name) for name in "ndw")
-    count = counting.interpolated(
-        lambda length, width, own: counting.flops(lambda: heads.head(*heads.of(length, width, 1, own))), [n, d, w], 3
-    )
+    count = counting.interpolated(lambda *z: counting.flops(lambda: heads.head(*heads.of(*z))), [n, d, w], 3)
     assert count == 6 * n * d * w + 4 * n**2 * w
 
 

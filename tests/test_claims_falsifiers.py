@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import sympy
@@ -13,17 +14,10 @@ from flint import arb
 from torch import Tensor
 
 from avow.errors import ParameterError
-from avow.theory.claims import Claim, catalogue
-from avow.theory.claims.ledger import falsifiers
-from avow.theory.claims.random_search import (
-    AMENDED,
-    STATED,
-    Falsifier,
-    interval_function,
-    search,
-    stored,
-    variants,
-)
+from avow.theory.claims import Claim, catalogue, elementary
+from avow.theory.claims.claim import Falsifier
+from avow.theory.claims.random_search import AMENDED, STATED, search, variants
+from avow.theory.claims.toolbox import stored
 from avow.theory.constructions.formulas import compiled
 
 # Variants that no case can break, and that the ledger's check rejects all the same.
@@ -57,43 +51,45 @@ def stands(claim: Claim, variant: str) -> bool:
     return proved or (claim.id, variant) in UNBREAKABLE
 
 
+def with_search(ranges: dict[str, Any], excess: Callable[..., arb], strict: bool = False) -> Claim:
+    """Some claim, with a search of its own."""
+    return dataclasses.replace(catalogue()["lse-merge"], falsifier=Falsifier(ranges, excess, strict=strict))
+
+
 def attackable(claim: Claim) -> list[str]:
     """Variants that can be attacked here; a claim on a package that is absent cannot be attacked as stated."""
     return [variant for variant in variants(claim) if variant != STATED or not claim.not_applicable()]
 
 
 def test_every_claim_can_be_attacked_and_every_variant_by_a_name_of_its_own() -> None:
-    assert set(falsifiers()) == set(catalogue()), "a claim without a search has nothing to press on its page"
     for claim in catalogue().values():
         assert len(set(variants(claim))) == len(variants(claim)), claim.id
-        assert bool(claim.amended) == (falsifiers()[claim.id].amended is not None), claim.id
+        assert claim.falsifier, f"{claim.id}: a claim without a search has nothing to press on its page"
+        assert bool(claim.amended) == (claim.falsifier.amended is not None), claim.id
     assert {id for id, _ in UNBREAKABLE} <= set(catalogue())
-
-
-def test_a_search_stands_in_the_file_of_its_claim() -> None:
-    for id in falsifiers():
-        assert id in importlib.import_module(catalogue()[id].source).FALSIFIERS, id
 
 
 def test_a_search_that_looks_away_finds_nothing_to_break() -> None:
     claim = catalogue()["relu-linear-a"]
-    blind = falsifiers()[claim.id]._replace(stated=lambda lines, *case: arb(-1))
-    assert search(claim, falsifiers()[claim.id], cases=20).broken and not search(claim, blind, cases=20).broken
+    assert claim.falsifier is not None
+    blind = claim.falsifier._replace(stated=lambda lines, *case: arb(-1))
+    assert search(claim, cases=20).broken
+    assert not search(dataclasses.replace(claim, falsifier=blind), cases=20).broken
 
 
-@pytest.mark.parametrize("id", falsifiers())
+@pytest.mark.parametrize("id", catalogue())
 def test_the_search_breaks_what_is_false_and_nothing_that_is_proved(id: str) -> None:
-    claim, falsifier = catalogue()[id], falsifiers()[id]
+    claim = catalogue()[id]
     # A count runs a program.
     few = 60 if claim.topic == "costs" else 300
     for variant in attackable(claim):
         whole = stands(claim, variant)
-        found = search(claim, falsifier, variant, cases=few if whole else 4000, seconds=120)
+        found = search(claim, variant, cases=few if whole else 4000, seconds=120)
         assert found.broken != whole, f"{variant}: {found}"
         assert found.tried == found.budget or found.broken
 
 
-@pytest.mark.parametrize("id", [id for id in falsifiers() if id != "auto-lirpa-softmax"])
+@pytest.mark.parametrize("id", [id for id in catalogue() if id != "auto-lirpa-softmax"])
 def test_of_every_claim_something_can_be_broken(id: str) -> None:
     claim = catalogue()[id]
     assert any(not stands(claim, variant) for variant in attackable(claim)), "a search that never succeeds says nothing"
@@ -109,21 +105,21 @@ def test_bounds_that_forget_a_small_denominator_are_broken() -> None:
         return torch.zeros_like(low), upper
 
     claim = dataclasses.replace(catalogue()["auto-lirpa-softmax"], subject=loose)
-    found = search(claim, falsifiers()[claim.id], cases=4000)
+    found = search(claim, cases=4000)
     assert found.broken and max(found.case.values()) <= 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("id", ["copy-possible", "sinusoid-distinct", "mpmath-iv-exp", "rnn-exploding", "heads-gauss"])
 def test_what_is_false_as_stated_falls_whatever_the_seed(id: str, seed: int) -> None:
-    assert search(catalogue()[id], falsifiers()[id], cases=2000, seed=seed).broken
+    assert search(catalogue()[id], cases=2000, seed=seed).broken
 
 
 def test_a_case_is_the_same_for_the_same_seed_and_lies_in_its_ranges() -> None:
-    claim, falsifier = catalogue()["rounding-gamma"], falsifiers()["rounding-gamma"]
-    one, same, other = (search(claim, falsifier, cases=200, seed=seed) for seed in (3, 3, 4))
+    claim = catalogue()["rounding-gamma"]
+    one, same, other = (search(claim, cases=200, seed=seed) for seed in (3, 3, 4))
     assert one.case == same.case and one.excess == same.excess and one.case != other.case
-    for name, (low, high) in falsifier.ranges.items():
+    for name, (low, high) in claim.falsifier.ranges.items():
         assert Fraction(str(low)) <= one.case[name] <= Fraction(str(high))
 
 
@@ -135,27 +131,27 @@ def test_ends_ties_and_whole_numbers_are_drawn_as_well() -> None:
         return arb(-1)
 
     ranges = {"x": (-3, 3), "y": (-3, 3), "n": range(1, 6)}
-    search(catalogue()["lse-merge"], Falsifier(ranges, noted), cases=500)
+    search(with_search(ranges, noted), cases=500)
     assert any(x == y for x, y, _ in seen) and {-3, 3} <= {x for x, _, _ in seen}
     assert {n for _, _, n in seen} == {1, 2, 3, 4, 5}
 
 
 def test_more_cases_come_nearer() -> None:
-    claim, falsifier = catalogue()["softmax-perturbation"], falsifiers()["softmax-perturbation"]
-    few, many = (search(claim, falsifier, cases=cases) for cases in (50, 3000))
+    claim = catalogue()["softmax-perturbation"]
+    few, many = (search(claim, cases=cases) for cases in (50, 3000))
     assert few.excess < many.excess < 0
 
 
 def test_what_was_found_breaks_it_in_fractions_too() -> None:
     claim = catalogue()["relu-linear-a"]
-    found = search(claim, falsifiers()[claim.id])
+    found = search(claim)
     m, b, x = found.case.values()
     assert claim.subject.stated.at(m, b, x) != m * x + b and all(isinstance(part, Fraction) for part in (m, b, x))
 
 
 def test_two_positions_that_were_found_are_one_in_bfloat16() -> None:
     claim = catalogue()["sinusoid-distinct"]
-    found = search(claim, falsifiers()[claim.id])
+    found = search(claim)
     first, turns = (int(x) for x in found.case.values())
     second = first + round(2 * torch.pi * turns)
     pairs = torch.tensor([[at] for at in (first, second)], dtype=torch.float64)
@@ -164,38 +160,50 @@ def test_two_positions_that_were_found_are_one_in_bfloat16() -> None:
 
 
 def test_an_equality_that_balls_cannot_tell_from_zero_is_no_counterexample() -> None:
-    claim = catalogue()["lse-merge"]
-    always = Falsifier({"x": (0, 1)}, lambda subject, x: abs(x.sqrt() ** 2 - x))
-    assert not search(claim, always, cases=100).broken
-    assert not search(claim, always._replace(strict=True), cases=1, seed=1).broken, "nor where equality would break it"
-    never = Falsifier({"x": (0, 1)}, lambda subject, x: arb("nan"))
-    assert search(claim, never, cases=20).excess == -float("inf")
+    for strict in (False, True):
+        always = with_search({"x": (0, 1)}, lambda subject, x: abs(x.sqrt() ** 2 - x), strict)
+        # Nor where equality would break it.
+        assert not search(always, cases=1 if strict else 100, seed=int(strict)).broken, (
+            "nor where equality would break it"
+        )
+    never = with_search({"x": (0, 1)}, lambda subject, x: arb("nan"))
+    assert search(never, cases=20).excess == -float("inf")
 
 
 def test_equality_that_is_certain_breaks_what_forbids_it_and_nothing_else() -> None:
-    claim, met = catalogue()["lse-merge"], Falsifier({"x": (0, 1)}, lambda subject, x: arb(0))
-    assert not search(claim, met, cases=20).broken
-    assert search(claim, met._replace(strict=True), cases=20).broken
+    for strict in (False, True):
+        assert search(with_search({"x": (0, 1)}, lambda subject, x: arb(0), strict), cases=20).broken == strict
 
 
 def test_a_search_refuses_what_it_does_not_know() -> None:
     claim = catalogue()["lse-merge"]
     with pytest.raises(ParameterError, match=r"^variant='upside down' is not a variant of lse-merge; one of "):
-        search(claim, falsifiers()[claim.id], "upside down")
+        search(claim, "upside down")
     with pytest.raises(ParameterError, match=r"^cases=0 must lie between 1 and 100,000; try 2000$"):
-        search(claim, falsifiers()[claim.id], cases=0)
+        search(claim, cases=0)
+    with pytest.raises(ParameterError, match=r"^claim lse-merge: falsifier=None is needed to search; say where"):
+        search(dataclasses.replace(claim, falsifier=None))
 
 
 def test_formulas_become_functions_of_balls() -> None:
-    halved = interval_function(lambda x, y: sympy.sqrt(x) * sympy.exp(-y) / 2 + abs(x - 3) ** sympy.Rational(1, 3), 2)
-    assert abs(float(halved(arb(4), arb(0))) - 2) < 1e-15
+    x, y = sympy.symbols("x y", real=True)
+    halved = compiled(sympy.sqrt(x) * sympy.exp(-y) / 2 + abs(x - 3) ** sympy.Rational(1, 3), [x, y])
+    assert abs(float(halved([arb(4), arb(0)])) - 2) < 1e-15
     a = sympy.IndexedBase("a")
     assert (
         compiled(sympy.Sum(a[sympy.Symbol("i")], (sympy.Symbol("i"), 1, 2)).doit(), [a[1], a[2]])([arb(5), arb(6)])
         == 11
     )
     with pytest.raises(TypeError, match="nothing that balls are known for here"):
-        interval_function(sympy.gamma, 1)
+        compiled(sympy.gamma(x), [x])
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "tanh"])
+def test_elementary_functions_take_symbols_balls_and_floats_alike(name: str) -> None:
+    function = getattr(elementary, name)
+    assert function(sympy.Symbol("x")) == getattr(sympy, name)(sympy.Symbol("x"))
+    assert isinstance(function(arb(2)), arb) and isinstance(function(2.0), float)
+    assert abs(float(function(arb(2))) - function(2.0)) < 1e-15
 
 
 def test_a_number_far_outside_a_type_is_stored_at_once() -> None:

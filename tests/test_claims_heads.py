@@ -73,8 +73,8 @@ def test_the_nearest_encodings_are_the_nearest_of_all_pairs(d: int, dtype: torch
     rows = torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(dtype).double()
     nearest = float(torch.nn.functional.pdist(rows).min())
     found = positions.nearest(d, dtype)
-    assert found.distance == pytest.approx(nearest, abs=1e-11)
-    pair = rows[found.position + found.step] - rows[found.position]
+    assert found["distance"] == pytest.approx(nearest, abs=1e-11)
+    pair = rows[found["position"] + found["step"]] - rows[found["position"]]
     assert float(pair.norm()) == pytest.approx(nearest, abs=1e-11)
 
 

@@ -148,6 +148,14 @@ def test_an_enclosure_that_is_false_or_a_tie_is_not_shown() -> None:
         toolbox.enclosed(lambda: bool(arb(2).sqrt() ** 2 > 2), "equal, not greater")
 
 
+def test_an_enclosure_may_be_given_as_its_outcome() -> None:
+    assert toolbox.enclosed(arb(1).exp() > arb("2.7"), "e").kind == "balls"
+    with pytest.raises(Unproved, match="too small: balls cannot show it"):
+        toolbox.enclosed(arb(1).exp() < arb("2.7"), "too small")
+    with pytest.raises(TypeError, match="is not a truth value"):
+        toolbox.enclosed(arb(1), "a ball")  # type: ignore[arg-type]
+
+
 def test_a_cover_reaches_every_point_of_the_box() -> None:
     seen: list[tuple[arb, arb]] = []
 

@@ -31,11 +31,9 @@ class Chart:
 Function = Callable[[float], float]
 
 
-def curves(
-    title: str, x: str, y: str, xs: Sequence[float], functions: Mapping[str, Function], log_x: bool = False
-) -> Chart:
-    """Functions of one number, drawn at the same points."""
-    return Chart(title, x, y, {name: (xs, [f(at) for at in xs]) for name, f in functions.items()}, log_x)
+def curves(title: str, x: str, y: str, xs: Sequence[float], functions: Mapping[str, Function], **looks: Any) -> Chart:
+    """Functions of one number, drawn at the same points; `looks` are those of `Chart`."""
+    return Chart(title, x, y, {name: (xs, [f(at) for at in xs]) for name, f in functions.items()}, **looks)
 
 
 @dataclass(frozen=True)

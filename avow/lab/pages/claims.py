@@ -14,7 +14,6 @@ from avow.report.claims import judged, stated
 from avow.report.page import html_table
 from avow.theory.claims import Claim, Finding, catalogue
 from avow.theory.claims.claim import as_json
-from avow.theory.claims.ledger import falsifiers
 from avow.theory.claims.random_search import MOST_CASES, STATED, search, variants
 from avow.theory.claims.running import judged_after_needs
 
@@ -102,14 +101,13 @@ def _rejected_sabotages(id: str) -> list[bool]:
 
 def _attack(claim: Claim, inputs: ClaimsInputs) -> dict[str, Any]:
     """The outcome of a search for a counterexample."""
-    falsifier = falsifiers()[claim.id]
-    outcome = search(claim, falsifier, inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
+    outcome = search(claim, inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
     tone, word, title = "none", "none found", "The nearest miss"
     if outcome.broken:
         tone, word, title = "refuted", "counterexample", "The counterexample"
     html = html_table(Table(title, tuple(outcome.case), [[f"{float(x):g}" for x in outcome.case.values()]]))
     says = _WORDS.say("search", outcome, _AGREES, _rejected_sabotages(claim.id))
-    return {"tone": tone, "word": word, "says": says, "html": html, "reads": falsifier.reads}
+    return {"tone": tone, "word": word, "says": says, "html": html, "reads": outcome.reads}
 
 
 PAGE = Page(

@@ -68,6 +68,36 @@ class Versions(NamedTuple):
     amended: Any
 
 
+Excess = Callable[..., Any]
+"""By how much a case breaks a statement, from its subject and a ball or a whole number each: above zero it does.
+
+An equality is broken by the size of the difference of its sides, an inequality by what one side has over the other.
+A docstring says what the numbers stand for, to who reads a case on a page.
+"""
+# By name, the two ends that a number lies between, or a `range` of whole numbers.
+Ranges = dict[str, Any]
+
+
+class Falsifier(NamedTuple):
+    """How to search for a counterexample to a claim: the numbers of a case, and its excess."""
+
+    ranges: Ranges
+    stated: Excess
+    amended: Excess | None = None
+    # Whether equality, where balls can be sure of it, breaks the statement too.
+    strict: bool = False
+
+
+def numbered(names: str, low: float, high: float) -> Ranges:
+    """Numbers with these names, all of one range."""
+    return dict.fromkeys(names.split(), (low, high))
+
+
+def of_versions(excess: Excess) -> tuple[Excess, Excess]:
+    """The excess of a claim on two `Versions`: as stated, and as amended."""
+    return lambda pair, *case: excess(pair.stated, *case), lambda pair, *case: excess(pair.amended, *case)
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement with everything needed to judge it and to show it."""
@@ -84,6 +114,7 @@ class Claim:
     amended: str = ""
     amended_plain: str = ""
     picture: Callable[[], Picture] | None = None
+    falsifier: Falsifier | None = None
     needs: tuple[str, ...] = ()
     # Packages the claim is about, "name" or "name==version"; where one cannot be loaded the claim does not apply.
     requires: tuple[str, ...] = ()
@@ -225,18 +256,13 @@ class Finding:
 
     def plain(self) -> dict[str, Any]:
         """The claim and what came of it, as JSON has it."""
+        names = ("verdict", "as_recorded", "kinds", "seconds", "trouble", "sabotages", "picture")
         return {
             **self.claim.words(),
-            "verdict": self.verdict,
+            **{name: as_json(getattr(self, name)) for name in names},
             "expected": self.claim.expected,
-            "as_recorded": self.as_recorded,
             "evidence": [step.plain() for step in self.evidence],
-            "kinds": list(self.kinds),
-            "seconds": self.seconds,
-            "trouble": self.trouble,
             "requires": list(self.claim.requires),
-            "sabotages": dict(self.sabotages),
-            "picture": as_json(self.picture),
         }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from flint import fmpq_mat
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -93,22 +94,17 @@ def of_library(method: Method, length: int, dim: int) -> int:
 
 
 def interpolated(count: Callable[..., int], lengths: Lengths, degree: int) -> sympy.Expr:
-    """The only polynomial of this total degree that agrees with the counts: by Newton's differences, in whole numbers.
+    """The only polynomial of this total degree that agrees with the counts, exactly.
 
     `count` gets its sizes in the order of `lengths`. The nodes are all sizes whose excesses over one sum to at most the
     degree.
     """
     orders = [order for order in itertools.product(range(degree + 1), repeat=len(lengths)) if sum(order) <= degree]
-    values = {order: count(*(1 + part for part in order)) for order in orders}
-    total = sympy.Integer(0)
-    for order in orders:
-        difference = 0
-        for node in itertools.product(*(range(part + 1) for part in order)):
-            signs = ((-1) ** (a - b) * math.comb(a, b) for a, b in zip(order, node, strict=True))
-            difference += values[node] * math.prod(signs)
-        steps = [sympy.ff(x - 1, part) / math.factorial(part) for x, part in zip(lengths, order, strict=True)]
-        total += difference * sympy.prod(steps)
-    return sympy.expand(sympy.expand_func(total))
+    nodes = [[1 + part for part in order] for order in orders]
+    powers = fmpq_mat([[math.prod(map(pow, node, order)) for order in orders] for node in nodes])
+    coefficients = powers.solve(fmpq_mat([[count(*node)] for node in nodes])).entries()
+    terms = (sympy.prod(map(pow, lengths, order)) for order in orders)
+    return sympy.Add(*(sympy.Rational(int(c.p), int(c.q)) * term for c, term in zip(coefficients, terms, strict=True)))
 
 
 def counted(

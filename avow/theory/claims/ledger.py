@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from avow.errors import FileError, ParameterError
 from avow.theory.claims.claim import Claim
-from avow.theory.claims.random_search import Falsifier
 
 _CATALOGUE = "avow.theory.claims.catalogue"
 # Topics from the ground up; one that is not named here comes after them.
@@ -41,11 +40,6 @@ def _catalogue() -> dict[str, Claim]:
                 raise ParameterError("claim: id", repr(one.id), rule, "rename one of them")
             claims[one.id] = one
     return dict(sorted(claims.items(), key=lambda pair: _rank(pair[1].topic)))
-
-
-def falsifiers() -> dict[str, Falsifier]:
-    """How to search for a counterexample to each claim of the catalogue, by id."""
-    return {id: falsifier for module in _modules() for id, falsifier in module.FALSIFIERS.items()}
 
 
 def _modules() -> list[Any]:

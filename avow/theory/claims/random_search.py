@@ -6,79 +6,21 @@ sees a few thousand points, and a claim speaks of all of them.
 
 from __future__ import annotations
 
-import functools
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
-
-import sympy
-import torch
-from flint import arb
 
 from avow.errors import ParameterError
 from avow.numerics import intervals
 from avow.theory.claims.claim import Claim
-from avow.theory.claims.toolbox import rounded
-from avow.theory.constructions.formulas import compiled
 
 STATED, AMENDED = "as stated", "what is true instead"
 MOST_CASES = 100_000
 # Cases are short decimals, so that what is found can be read and checked by hand.
 GRID = 1000
 BITS = 128
-
-Excess = Callable[..., arb]
-"""By how much a case breaks a statement, from its subject and a ball or a whole number each: above zero it does.
-
-An equality is broken by the size of the difference of its sides, an inequality by what one side has over the other.
-A docstring says what the numbers stand for, to who reads a case on a page.
-"""
-
-
-def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
-    """A real number as a type holds it, exactly; what overflows is the largest number there."""
-    value = rounded(number, dtype)
-    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
-
-
-@functools.cache
-def interval_function(function: Callable[..., Any], count: int) -> Callable[..., arb]:
-    """A function of symbols, as claims have them, as a function of so many balls."""
-    symbols = [sympy.Dummy(f"x{i}", real=True) for i in range(count)]
-    at = compiled(function(*symbols), symbols)
-    return lambda *numbers: at([arb(number) for number in numbers])
-
-
-# By name, the two ends that a number lies between, or a `range` of whole numbers.
-Ranges = dict[str, Any]
-
-
-class Falsifier(NamedTuple):
-    """How to search for a counterexample to a claim: the numbers of a case, and its excess."""
-
-    ranges: Ranges
-    stated: Excess
-    amended: Excess | None = None
-    # Whether equality, where balls can be sure of it, breaks the statement too.
-    strict: bool = False
-
-    @property
-    def reads(self) -> str:
-        """What the numbers of a case stand for, where their names do not say it."""
-        return self.stated.__doc__ or ""
-
-
-def numbered(names: str, low: float, high: float) -> Ranges:
-    """Numbers with these names, all of one range."""
-    return dict.fromkeys(names.split(), (low, high))
-
-
-def of_versions(excess: Excess) -> tuple[Excess, Excess]:
-    """The excess of a claim on two `Versions`: as stated, and as amended."""
-    return lambda pair, *case: excess(pair.stated, *case), lambda pair, *case: excess(pair.amended, *case)
 
 
 @dataclass(frozen=True)
@@ -92,6 +34,8 @@ class Outcome:
     broken: bool
     excess: float
     case: Mapping[str, Fraction]
+    # What the numbers of a case stand for, where their names do not say it.
+    reads: str
     seconds: float
 
 
@@ -100,15 +44,16 @@ def variants(claim: Claim) -> list[str]:
     return [STATED, *([AMENDED] if claim.amended else []), *claim.sabotage]
 
 
-def search(
-    claim: Claim, falsifier: Falsifier, variant: str = STATED, cases: int = 2000, seed: int = 0, seconds: float = 10.0
-) -> Outcome:
+def search(claim: Claim, variant: str = STATED, cases: int = 2000, seed: int = 0, seconds: float = 10.0) -> Outcome:
     """The outcome of a search that stops at the first violation, after so many cases, or when its time is up."""
     if variant not in variants(claim):
         known = ", ".join(map(repr, variants(claim)))
         raise ParameterError("variant", repr(variant), f"is not a variant of {claim.id}", f"one of {known}")
     if not 1 <= cases <= MOST_CASES:
         raise ParameterError("cases", cases, f"must lie between 1 and {MOST_CASES:,}", "try 2000")
+    falsifier = claim.falsifier
+    if falsifier is None:
+        raise ParameterError(f"claim {claim.id}: falsifier", None, "is needed to search", "say where to look for cases")
     subject = claim.sabotage.get(variant, claim.subject)
     # Of a claim that was corrected, what is broken on purpose is the correction.
     excess = falsifier.stated if variant == STATED else falsifier.amended or falsifier.stated
@@ -128,7 +73,8 @@ def search(
             if broken or time.monotonic() - start > seconds:
                 break
     named = dict(zip(falsifier.ranges, nearest, strict=True))
-    return Outcome(variant, seed, number + 1, cases, broken, most, named, time.monotonic() - start)
+    reads = falsifier.stated.__doc__ or ""
+    return Outcome(variant, seed, number + 1, cases, broken, most, named, reads, time.monotonic() - start)
 
 
 def _anywhere(rng: random.Random, ranges: Sequence[tuple[float, float]]) -> list[float]:

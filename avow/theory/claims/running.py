@@ -190,8 +190,7 @@ class _Agenda:
         for one in (more := list(requested.values())):
             for name in one.needs:
                 if name in known and name not in self._left:
-                    self._left[name] = known[name]
-                    more.append(known[name])
+                    more.append(self._left.setdefault(name, known[name]))
         self._all = frozenset(self._left)
 
     def next(self, idle: bool) -> Claim | Finding | None:

@@ -1,15 +1,7 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-`identity`, `equal_matrices`, `same_product`            symbolic, by SymPy: equality
-`nonnegative`, `positive`, `rising`, `induction`        symbolic, by SymPy: signs, and every n
-`rational`              exact arithmetic on fractions
-`enclosed`, `cover`     balls, over a whole domain where it is one
-`law`                   a probability from its exact distribution
-`kept`                  a construction's own proof
-`counterexample`        a violation, evaluated again rigorously
-`search`                the weakest: support, never proof
-`symbols`               the letters of a proof, with what is known of them
-`rounded`               the float that a real number rounds to, decided by balls
+First come equality, signs and induction in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
+is the weakest, support and never proof.
 """
 
 from __future__ import annotations
@@ -125,9 +117,10 @@ def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evi
     return Evidence("rational", says, {name: str(fact) for name, fact in facts.items()}, amended)
 
 
-def enclosed(holds: Callable[[], bool], says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A comparison of balls is true; it is asked with more bits until it is."""
-    if not intervals.decided(lambda: True if _truth(holds()) else None, most=4096):
+def enclosed(holds: bool | Callable[[], bool], says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A comparison of balls is true; given as a function, it is asked with more bits until it is."""
+    ask = holds if callable(holds) else lambda: holds
+    if not intervals.decided(lambda: True if _truth(ask()) else None, most=4096):
         raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
     return Evidence("balls", says, facts, amended)
 
@@ -256,6 +249,12 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
     return decided
 
 
+def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
+    """A real number as a type holds it, exactly; what overflows is the largest number there."""
+    value = rounded(number, dtype)
+    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
+
+
 def _exact(expression: Any) -> Any:
     expression = sympy.sympify(expression)
     if expression.has(sympy.Float):
@@ -265,10 +264,8 @@ def _exact(expression: Any) -> Any:
 
 def _truth(answer: Any) -> bool:
     """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
-    if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom) or getattr(answer, "dtype", None) in (
-        bool,
-        torch.bool,
-    ):
+    of_booleans = getattr(answer, "dtype", None) in (bool, torch.bool)
+    if of_booleans or isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom):
         return bool(answer)
     raise TypeError(f"{answer!r} is not a truth value")
 

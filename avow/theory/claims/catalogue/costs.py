@@ -17,12 +17,12 @@ from flint import arb
 from torch import Tensor
 
 from avow.core import Method, Sizes
-from avow.core.chart import Chart, Function
+from avow.core.chart import Chart, Function, curves
 from avow.methods import all_methods
 from avow.numerics.intervals import most
 from avow.theory.claims import counting
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
+from avow.theory.claims.elementary import exp
 from avow.theory.claims.toolbox import counterexample, identity, rational
 
 claim = claims_on("costs")
@@ -37,9 +37,7 @@ def library(name: str, **settings: int) -> Method:
 
 
 def over_lengths(costs: Mapping[str, Function], title: str, y: str = "operations") -> Chart:
-    lengths = [2**i for i in range(7, 18)]
-    series = {name: (lengths, [cost(length) for length in lengths]) for name, cost in costs.items()}
-    return Chart(title, "keys", y, series, log_x=True, log_y=True)
+    return curves(title, "keys", y, [2**i for i in range(7, 18)], costs, log_x=True, log_y=True)
 
 
 def operations(method: Method, dim: int = 64) -> Function:
@@ -73,7 +71,7 @@ class Heads(NamedTuple):
     head: Program
     sequence: Program
 
-    def of(self, length: int, width: int, heads: int = 1, own: int | None = None) -> Sequence[Tensor]:
+    def of(self, length: int, width: int, own: int | None = None, heads: int = 1) -> Sequence[Tensor]:
         """Tokens of a width, and three matrices for each head of a width of its own, by default the tokens'."""
         return counting.ones((length, width), *[(width, own or width)] * 3 * heads)
 
@@ -84,6 +82,36 @@ class Heads(NamedTuple):
 def _heads_picture() -> Chart:
     costs: dict[str, Function] = {"projections, 6nd²": lambda n: 6 * n * 64**2, "pairs, 4n²d": lambda n: 4 * n**2 * 64}
     return over_lengths(costs, "One head of width 64: where the operations are")
+
+
+# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
+# only stated may be passed this many times, either way.
+GENEROUS = 16  # the docstrings below, which a page shows, say it too
+
+
+def between(count: int, order: int, low: float, high: float) -> arb:
+    """By how much a count, over its order, is outside of two numbers."""
+    ratio = arb(count) / order
+    return (ratio - high).max(low - ratio)
+
+
+@cache
+def _held(heads: Heads, length: int, width: int, count: int) -> int:
+    """The most numbers that heads in sequence hold beyond their inputs."""
+    return counting.most_held(heads.in_sequence, *heads.of(length, width, heads=count))
+
+
+def _as_sloppy(heads: Heads, length: int, width: int, count: int) -> arb:
+    """h heads of width d on n tokens, run and counted; as stated, 16 times its order is allowed."""
+    order = length**2 + length * width + width**2
+    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
+
+
+def _one_and_many(heads: Heads, length: int, width: int, count: int) -> arb:
+    time = counting.flops(lambda: heads.head(*heads.of(length, width)))
+    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
+    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
+    return between(time, length * width**2 + length**2 * width, 4, 6).max(space)
 
 
 @claim(
@@ -111,6 +139,7 @@ def _heads_picture() -> Chart:
         "answers added up, not kept": Heads(one_head, added),
     },
     picture=_heads_picture,
+    falsifier=Falsifier({"n": range(1, 25), "d": range(1, 129), "h": range(1, 13)}, _as_sloppy, _one_and_many),
 )
 def cost_exact(heads: Heads) -> Iterator[Evidence]:
     total, steps = yield from counting.memory(heads.head, heads.of, [n, d], amended=True)
@@ -128,7 +157,7 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
     for length, width in ((1, 1), (2, 3), (5, 2), (3, 7)):
         alone, answer = counting.held(heads.head, *heads.of(length, width)), length * width
         for count in (1, 2, 3, 4):
-            trace = counting.held(heads.in_sequence, *heads.of(length, width, count))
+            trace = counting.held(heads.in_sequence, *heads.of(length, width, heads=count))
             expected = [size + i * answer for i in range(count) for size in alone] + [2 * count * answer]
             matches.append(len(alone) == steps and trace == expected)
     says = (
@@ -145,16 +174,13 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
 
 
 def _times(heads: Heads) -> Iterator[Evidence]:
-    def inputs(length: int, width: int, own: int) -> Sequence[Tensor]:
-        return heads.of(length, width, 1, own)
-
     says = "one head of width w on tokens of width d"
-    own = yield from counting.operations(heads.head, inputs, [n, d, w], (50, 7, 9), says, True)
+    own = yield from counting.operations(heads.head, heads.of, [n, d, w], (50, 7, 9), says, True)
     one = own.subs(w, d)
     yield from counting.theta(one, n * d**2 + n**2 * d, "time of one head of width d", True)
-    sizes = [(5, 6, 4, 3), (7, 8, 3, 2), (3, 4, 5, 4)]
+    sizes = [(5, 6, 3, 4), (7, 8, 2, 3), (3, 4, 4, 5)]
     counts = [counting.flops(partial(heads.in_sequence, *heads.of(*z))) for z in sizes]
-    foreseen = [(h * own).subs(dict(zip((n, d, h, w), z, strict=True))) for z in sizes]
+    foreseen = [(h * own).subs(dict(zip((n, d, w, h), z, strict=True))) for z in sizes]
     yield rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
     yield from counting.theta(h * one, h * (n * d**2 + n**2 * d), "time of h heads of width d", True)
     yield identity(h * own.subs(w, d / h), one, "h heads of width d/h take as long as one of width d", True)
@@ -170,14 +196,16 @@ class Tiling(NamedTuple):
     program: Program
     merge: Formula
 
-    def most_held(self, length: int, tile: int, width: int) -> int:
-        """The most numbers held beyond the inputs."""
-        return counting.most_held(lambda *x: self.program(*x, tile), *counting.ones(*[(length, width)] * 3))
+    def held(self, tiles: int, tile: int, width: int) -> list[int]:
+        """How many numbers are held beyond the inputs and the answer after each operation."""
+        length = tiles * tile
+        trace = counting.held(lambda *x: self.program(*x, tile), *counting.ones(*[(length, width)] * 3))
+        return [size - length * width for size in trace]
 
 
 def merged(first: Any, second: Any, top: Any, other: Any, most: Any) -> Any:
     """Sums relative to e^top and to e^other, as one relative to e^most."""
-    return first * sympy.exp(top - most) + second * sympy.exp(other - most)
+    return first * exp(top - most) + second * exp(other - most)
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, hoard: list[Tensor] | None = None) -> Tensor:
@@ -213,6 +241,25 @@ def _fused_bytes(length: int, width: int) -> int:
     return library("exact").cost(Sizes(1, 1, 1, length, length, width, width, device="cuda")).peak_bytes
 
 
+# Sizes are few, and come up again.
+_held_by_tiles = cache(Tiling.held)
+
+
+def _dominates(tiling: Tiling, tiles: int, tile: int, width: int, *_: arb) -> arb:
+    """Tiles of b keys, run and counted; sums x and y relative to t and u, merged."""
+    return arb(tiles * tile * (tiles * tile - width) - max(_held_by_tiles(tiling, tiles, tile, width)))
+
+
+def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> arb:
+    beyond = max(_held_by_tiles(tiling, tiles, tile, width))
+    first, second, top, other = sums
+    larger = top.max(other)
+    merged = tiling.merge((first - top).exp(), (second - other).exp(), top, other, larger)
+    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
+    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
+    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
+
+
 @claim(
     "cost-bottleneck",
     expected="corrected",
@@ -229,25 +276,24 @@ def _fused_bytes(length: int, width: int) -> int:
         "sums merged without the maxima": Tiling(tiled, lambda first, second, *maxima: first + second),
     },
     picture=_bottleneck_picture,
+    falsifier=Falsifier(
+        {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)} | numbered("x y t u", -3, 3), _dominates, _by_tiles
+    ),
 )
 def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
-    def trace(tiles: int, tile: int, width: int) -> list[int]:
-        inputs = counting.ones(*[(tiles * tile, width)] * 3)
-        return [size - tiles * tile * width for size in counting.held(lambda *x: tiling.program(*x, tile), *inputs)]
-
     length, tile, width = 128, 16, 4
-    most = length * width + max(trace(length // tile, tile, width))
+    most = length * width + max(tiling.held(length // tile, tile, width))
     says = "space is not dominated by the matrix: attention by tiles holds less than its n² numbers"
     held = {"held": most, "matrix": length**2}
     yield counterexample(most < length**2, says, "an exact count", n=length, d=width, tile=tile, **held)
-    runs = [trace(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
+    runs = [tiling.held(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
     yield counting.settled(
         runs, "each tile leaves what it found, so any number of tiles holds nd and the same more", True
     )
     b = counting.length("b")
     # No step's work exceeds the sum over all steps of three tiles a side.
     says = "numbers held beyond the answer, over all steps"
-    work = yield from counting.counted(lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], says, True)
+    work = yield from counting.counted(lambda *z: sum(tiling.held(3, *z)), [b, d], [(5, 6)], says, True)
     yield counting.at_most(work, b**2 + b * d, "work beyond the answer, in the tile b and d alone", True)
     yield from _same_answer(tiling)
     heads = Heads(one_head, kept)
@@ -282,60 +328,3 @@ def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
     one, both = sympy.symbols("N D", positive=True)
     says = "what is relative to the maximum cancels: the answer is exact"
     yield identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
-
-
-# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
-# only stated may be passed this many times, either way.
-GENEROUS = 16  # the docstrings below, which a page shows, say it too
-
-
-def between(count: int, order: int, low: float, high: float) -> arb:
-    """By how much a count, over its order, is outside of two numbers."""
-    ratio = arb(count) / order
-    return (ratio - high).max(low - ratio)
-
-
-@cache
-def _held(heads: Heads, length: int, width: int, count: int) -> int:
-    """The most numbers that heads in sequence hold beyond their inputs."""
-    return counting.most_held(heads.in_sequence, *heads.of(length, width, count))
-
-
-def _as_sloppy(heads: Heads, length: int, width: int, count: int) -> arb:
-    """h heads of width d on n tokens, run and counted; as stated, 16 times its order is allowed."""
-    order = length**2 + length * width + width**2
-    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
-
-
-def _one_and_many(heads: Heads, length: int, width: int, count: int) -> arb:
-    time = counting.flops(lambda: heads.head(*heads.of(length, width)))
-    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
-    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
-    return between(time, length * width**2 + length**2 * width, 4, 6).max(space)
-
-
-# Sizes are few, and come up again.
-_held_by_tiles = cache(Tiling.most_held)
-
-
-def _dominates(tiling: Tiling, tiles: int, tile: int, width: int, *_: arb) -> arb:
-    """Tiles of b keys, run and counted; sums x and y relative to t and u, merged."""
-    return arb((tiles * tile) ** 2 - _held_by_tiles(tiling, tiles * tile, tile, width))
-
-
-def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> arb:
-    beyond = _held_by_tiles(tiling, tiles * tile, tile, width) - tiles * tile * width
-    first, second, top, other = sums
-    larger = top.max(other)
-    merged = interval_function(tiling.merge, 5)((first - top).exp(), (second - other).exp(), top, other, larger)
-    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
-    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
-    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
-
-
-_TILES = {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "cost-exact": Falsifier({"n": range(1, 25), "d": range(1, 129), "h": range(1, 13)}, _as_sloppy, _one_and_many),
-    "cost-bottleneck": Falsifier(_TILES | numbered("x y t u", -3, 3), _dominates, _by_tiles),
-}

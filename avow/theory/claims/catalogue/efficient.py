@@ -7,21 +7,21 @@ not depend on their index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
 import sympy
 import torch
 from flint import arb, arb_mat
-from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, exp, oo, sqrt
+from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, oo
 
 import avow
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered, of_versions
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, Versions, claims_on, numbered, of_versions
+from avow.theory.claims.elementary import exp, sqrt
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
 from avow.theory.constructions.formulas import compiled
 
@@ -49,6 +49,13 @@ def _rbf_picture() -> Chart:
     return curves(title, "angle to the query", "weight", [math.pi * i / 40 for i in range(-40, 41)], weights)
 
 
+def _rbf(logit: Formula, *case: arb) -> arb:
+    query, keys, sigma = case[:2], [case[2:4], case[4:6]], case[6]
+    by_kernel = intervals.softmax([-((query[0] - a) ** 2 + (query[1] - b) ** 2) / (2 * sigma) for a, b in keys])
+    by_logits = intervals.softmax([logit(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
+    return abs(by_kernel[0] - by_logits[0])
+
+
 @claim(
     "rbf-equals-dot",
     expected="proved",
@@ -63,6 +70,7 @@ def _rbf_picture() -> Chart:
         "no shift by the key at all": lambda inner, square, sigma: inner / sigma,
     },
     picture=_rbf_picture,
+    falsifier=Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
 )
 def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
     sigma = Symbol("sigma", positive=True)
@@ -104,6 +112,32 @@ def _kernel_picture() -> Table:
     return Table("q = (0, 1), k = (0, ln 2), v = (0, 1)", ["reading", "row 1", "row 2"], rows)
 
 
+Rows = list[Sequence[arb]]
+Compiled = Callable[[Sequence[arb]], arb]
+
+
+def _entries(base: Any, rows: int, columns: int) -> list[Any]:
+    """The entries of an array of letters, row after row."""
+    return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
+
+
+def _rows(entries: Sequence[arb], width: int) -> Rows:
+    return [entries[at : at + width] for at in range(0, len(entries), width)]
+
+
+@cache
+def _forms(form: Any) -> list[Compiled]:
+    letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
+    return [compiled(form.subs({n: 2, d: 2, i: row, c: column}).doit(), letters) for row in (1, 2) for column in (1, 2)]
+
+
+def _kernel_form(form: Any, *case: arb) -> arb:
+    queries, keys, values = (_rows(case[at : at + 4], 2) for at in (0, 4, 8))
+    weights = [intervals.softmax([intervals.dot(query, key) for key in keys]) for query in queries]
+    attention = [intervals.dot(row, column) for row in weights for column in zip(*values, strict=True)]
+    return most([abs(entry - form(case)) for entry, form in zip(attention, _forms(form), strict=True)])
+
+
 @claim(
     "kernel-form",
     expected="proved",
@@ -117,6 +151,9 @@ def _kernel_picture() -> Table:
         "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), (f, 1, d)),
     },
     picture=_kernel_picture,
+    falsifier=Falsifier(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
+    ),
 )
 def kernel_form(form: Any) -> Iterator[Evidence]:
     weight = kernel(i, j) / Sum(kernel(i, j), (j, 1, n))
@@ -138,6 +175,19 @@ def _separable_rows_picture() -> Table:
     return Table("Three queries and keys in the plane", ["", "key 1", "key 2", "key 3", "sum"], rows)
 
 
+@cache
+def _parts(column: Formula) -> list[list[Compiled]]:
+    e = sympy.IndexedBase("e", positive=True)
+    letters, part = _entries(e, 3, 2), column(e).subs({n: 3, d: 2})
+    return [[compiled(part.subs({j: key, f: feature}).doit(), letters) for feature in (1, 2)] for key in (1, 2, 3)]
+
+
+def _distributions(column: Formula, *case: arb) -> arb:
+    share, exponentials = intervals.softmax(case[:2]), [score.exp() for score in case[2:]]
+    row = [intervals.dot(share, [part(exponentials) for part in key]) for key in _parts(column)]
+    return most([abs(total(row) - 1), *(-weight for weight in row)])
+
+
 @claim(
     "separable-rows",
     expected="proved",
@@ -151,6 +201,7 @@ def _separable_rows_picture() -> Table:
         "keys not normalised": lambda e: e[j, f],
     },
     picture=_separable_rows_picture,
+    falsifier=Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
 )
 def separable_rows(column: Formula) -> Iterator[Evidence]:
     a, e = IndexedBase("a", positive=True), IndexedBase("e", positive=True)
@@ -177,13 +228,21 @@ def from_identity(weights: Sequence[Sequence[arb]]) -> arb:
 
 
 def _weaker_picture() -> Chart:
-    keys, stretches = 8, [2.0**step for step in range(9)]
-    angles = torch.arange(keys, dtype=torch.float64) * (2 * math.pi / keys)
-    inner, eye = torch.cos(angles[:, None] - angles), torch.eye(keys, dtype=torch.float64)
-    softmax = [float((eye - torch.softmax(stretch * inner, -1)).square().sum()) for stretch in stretches]
-    floor = [float(keys - 2)] * len(stretches)
-    series = {"softmax attention": (stretches, softmax), "no separable weights below": (stretches, floor)}
-    return Chart("Copying 8 values in the plane", "length of the queries", "‖I − weights‖²", series, log_x=True)
+    missed: dict[str, Function] = {
+        "softmax attention": lambda stretch: float(from_identity(_circle(8, stretch)).mid()),
+        "no separable weights below": lambda stretch: 6.0,
+    }
+    title, stretches = "Copying 8 values in the plane", [2.0**step for step in range(9)]
+    return curves(title, "length of the queries", "‖I − weights‖²", stretches, missed, log_x=True)
+
+
+def _copies(bound: Formula, *case: arb) -> arb:
+    """Three queries and keys in the plane."""
+    # softmax_row(Q)·softmax_col(K)ᵀ.
+    by_column = [intervals.softmax(column) for column in zip(*_rows(case[6:], 2), strict=True)]
+    shares = [intervals.softmax(row) for row in _rows(case[:6], 2)]
+    weights = [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
+    return bound(len(weights), 2) - from_identity(weights)
 
 
 @claim(
@@ -201,6 +260,7 @@ def _weaker_picture() -> Chart:
     subject=lambda n, d: n - d,
     sabotage={"a bound of n − d + 1": lambda n, d: n - d + 1, "a bound of n": lambda n, d: n},
     picture=_weaker_picture,
+    falsifier=Falsifier(numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12), _copies),
 )
 def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     more = Symbol("(n-d)", integer=True, positive=True)
@@ -226,81 +286,17 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     yield identity(sympy.limit(2 * n * behind**2, stretch, oo), 0, says)
     says = "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6"
     facts = {"keys": 8, "dim": 2, "softmax_misses_at_most": "1e-20", "separable_misses_at_least": 6}
-    yield enclosed(lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20), says, False, **facts)
+    yield enclosed(from_identity(_circle(8, 100.0)) < arb(10) ** -20, says, False, **facts)
     # Softmax's log-weights, less their row's first, are a product through d dimensions; separable's need not be.
     columns = [[arb(x) / 10 for x in column] for column in ((1, 2, 3, 4), (1, 5, 2, 2))]
-
-    def independent() -> bool:
-        rows = []
-        for share in (arb(1) / 5, arb(1) / 2, arb(4) / 5):
-            logs = [(share * a + (1 - share) * b).log() for a, b in zip(*columns, strict=True)]
-            rows.append([x - logs[0] for x in logs[1:]])
-        return bool(arb_mat(rows).det() != 0)
-
+    rows = []
+    for share in (arb(1) / 5, arb(1) / 2, arb(4) / 5):
+        logs = [(share * a + (1 - share) * b).log() for a, b in zip(*columns, strict=True)]
+        rows.append([x - logs[0] for x in logs[1:]])
     says = (
         "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
     )
-    yield enclosed(independent, says)
-
-
-Rows = list[Sequence[arb]]
-Compiled = Callable[[Sequence[arb]], arb]
-
-
-def _rbf(logit: Formula, *case: arb) -> arb:
-    query, keys, sigma = case[:2], [case[2:4], case[4:6]], case[6]
-    by_kernel = intervals.softmax([-((query[0] - a) ** 2 + (query[1] - b) ** 2) / (2 * sigma) for a, b in keys])
-    by_logits = intervals.softmax([logit(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
-    return abs(by_kernel[0] - by_logits[0])
-
-
-def _entries(base: Any, rows: int, columns: int) -> list[Any]:
-    """The entries of an array of letters, row after row."""
-    return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
-
-
-def _at(expression: Any, sizes: Mapping[Any, int], letters: Sequence[Any]) -> Compiled:
-    """A formula for every n and d at some of them, its sums written out, as a function of its letters."""
-    return compiled(sympy.sympify(expression).subs(sizes).doit(), letters)
-
-
-def _rows(entries: Sequence[arb], width: int) -> Rows:
-    return [entries[at : at + width] for at in range(0, len(entries), width)]
-
-
-@cache
-def _forms(form: Any) -> list[Compiled]:
-    letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
-    return [_at(form, {n: 2, d: 2, i: row, c: column}, letters) for row in (1, 2) for column in (1, 2)]
-
-
-def _kernel_form(form: Any, *case: arb) -> arb:
-    queries, keys, values = (_rows(case[at : at + 4], 2) for at in (0, 4, 8))
-    weights = [intervals.softmax([intervals.dot(query, key) for key in keys]) for query in queries]
-    attention = [intervals.dot(row, column) for row in weights for column in zip(*values, strict=True)]
-    return most([abs(entry - form(case)) for entry, form in zip(attention, _forms(form), strict=True)])
-
-
-@cache
-def _parts(column: Formula) -> list[list[Compiled]]:
-    e = sympy.IndexedBase("e", positive=True)
-    letters, sizes = _entries(e, 3, 2), {n: 3, d: 2}
-    return [[_at(column(e), sizes | {j: key, f: feature}, letters) for feature in (1, 2)] for key in (1, 2, 3)]
-
-
-def _distributions(column: Formula, *case: arb) -> arb:
-    share, exponentials = intervals.softmax(case[:2]), [score.exp() for score in case[2:]]
-    row = [intervals.dot(share, [part(exponentials) for part in key]) for key in _parts(column)]
-    return most([abs(total(row) - 1), *(-weight for weight in row)])
-
-
-def _copies(bound: Formula, *case: arb) -> arb:
-    """Three queries and keys in the plane."""
-    # softmax_row(Q)·softmax_col(K)ᵀ.
-    by_column = [intervals.softmax(column) for column in zip(*_rows(case[6:], 2), strict=True)]
-    shares = [intervals.softmax(row) for row in _rows(case[:6], 2)]
-    weights = [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
-    return bound(len(weights), 2) - from_identity(weights)
+    yield enclosed(arb_mat(rows).det() != 0, says)
 
 
 def gauss(exponent: Any, w: Symbol) -> Any:
@@ -311,6 +307,14 @@ def gauss(exponent: Any, w: Symbol) -> Any:
 def _unbiased_picture() -> Table:
     rows = [[count, 1.0, 1 / count, 1.0] for count in (1, 2, 16, 256)]
     return Table("E f(q)·f(k) / e^{q·k}", ["features m", "wanted", "factor 1/m a side", "factor 1/√m a side"], rows)
+
+
+def _mean(factor: Formula, m: int, *case: arb) -> arb:
+    query, key = case[:2], case[2:]
+    both = [a + b for a, b in zip(query, key, strict=True)]
+    # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
+    one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
+    return abs(m * factor(arb(m)) ** 2 * one / intervals.dot(query, key).exp() - 1)
 
 
 @claim(
@@ -330,6 +334,7 @@ def _unbiased_picture() -> Table:
         "1/m kept in the correction": Versions(lambda m: 1 / m, lambda m: 1 / m),
     },
     picture=_unbiased_picture,
+    falsifier=Falsifier({"m": range(1, 513)} | numbered("q₁ q₂ k₁ k₂", -2, 2), *of_versions(_mean)),
 )
 def features_unbiased(factor: Versions) -> Iterator[Evidence]:
     half = factor.stated(sympy.Integer(2)) ** 2 * 2
@@ -368,6 +373,19 @@ def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
     return features * above + 2 * below
 
 
+def _useful(variance: Formula, doublings: int, cut: arb, *both: arb) -> arb:
+    """m is a power of two; the estimate is cut at e to the power of the cut to bound its law."""
+    # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
+    return arb(1) / 2 - far_below(intervals.norm(both), arb(2) ** doublings, cut)
+
+
+def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
+    m, square = arb(2) ** doublings, intervals.dot(both, both)
+    # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
+    second = (2 * square - square).exp()
+    return abs(variance(square, m) * m - (second - 1)) / second
+
+
 @claim(
     "features-variance",
     expected="corrected",
@@ -389,6 +407,7 @@ def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
         "a variance that falls as 1/m²": lambda square, m: (exp(square) - 1) / m**2,
     },
     picture=_needed_picture,
+    falsifier=Falsifier({"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7), _useful, _spread),
 )
 def features_variance(variance: Formula) -> Iterator[Evidence]:
     w, z = sympy.symbols("w z", real=True)
@@ -427,39 +446,4 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
         " that it is hopeless for larger ones; its variance of one feature is this law's, to 1e-9"
     )
     holds = follows and math.isfinite(quiet.features) and math.isinf(loud.features)
-    yield enclosed(lambda: holds, says, True, small=str(quiet), large=str(loud))
-
-
-def _mean(factor: Formula, m: int, *case: arb) -> arb:
-    query, key = case[:2], case[2:]
-    both = [a + b for a, b in zip(query, key, strict=True)]
-    # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
-    one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
-    return abs(m * interval_function(factor, 1)(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
-
-
-def _useful(variance: Formula, doublings: int, cut: arb, *both: arb) -> arb:
-    """m is a power of two; the estimate is cut at e to the power of the cut to bound its law."""
-    # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
-    return arb(1) / 2 - far_below(intervals.norm(both), arb(2) ** doublings, cut)
-
-
-def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
-    m, square = arb(2) ** doublings, intervals.dot(both, both)
-    # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
-    second = (2 * square - square).exp()
-    return abs(interval_function(variance, 2)(square, m) * m - (second - 1)) / second
-
-
-_ROWS = numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1)
-_PLANE = numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12)
-_POWERS = {"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7)
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "rbf-equals-dot": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
-    "kernel-form": Falsifier(_ROWS, _kernel_form),
-    "separable-rows": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
-    "separable-weaker": Falsifier(_PLANE, _copies),
-    "features-unbiased": Falsifier({"m": range(1, 513)} | numbered("q₁ q₂ k₁ k₂", -2, 2), *of_versions(_mean)),
-    "features-variance": Falsifier(_POWERS, _useful, _spread),
-}
+    yield enclosed(holds, says, True, small=str(quiet), large=str(loud))

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from flint import arb, arb_mat
-from sympy import Matrix, Rational, Symbol, exp, log
+from sympy import Matrix, Rational, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, most, normal_cdf
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on
+from avow.theory.claims.elementary import exp, log
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
@@ -39,6 +39,17 @@ def _discrete_picture() -> Chart:
     return curves(title, "keys", "weight on value 1", counts, weights, log_x=True)
 
 
+def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
+    """Key 1 is c times as long; as stated c is ½ and 3/2."""
+    return _short_of(lambda n, eps: log(n / eps), eps, n, arb(0.5), arb(1.5))
+
+
+def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
+    """What the weights of both heads lack, where key 1 comes in some lengths."""
+    t = strength(n, eps)
+    return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
+
+
 @claim(
     "heads-discrete",
     expected="corrected",
@@ -53,11 +64,12 @@ def _discrete_picture() -> Chart:
     subject=lambda n, eps: 2 * log(n / eps),
     sabotage={
         "no longer than stated": lambda n, eps: log(n / eps),
-        "one and a half times": lambda n, eps: Rational(3, 2) * log(n / eps),
+        "one and a half times": lambda n, eps: 3 * log(n / eps) / 2,
         "blind to how many keys there are": lambda n, eps: 4 * log(1 / eps),
     },
     picture=_discrete_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
 )
 def heads_discrete(strength: Formula) -> Iterator[Evidence]:
     for count, near in ((1000, 0.24043574), (10**6, 0.0099)):
@@ -94,7 +106,7 @@ class Law(NamedTuple):
     """How X, the length of key a, is distributed, and when its head copies."""
 
     variance: Rational = Rational(1, 2)
-    least: Formula = lambda n, eps, beta, log: log((n - 1) / eps) / beta
+    least: Formula = lambda n, eps, beta: log((n - 1) / eps) / beta
 
 
 def _gauss_picture() -> Chart:
@@ -104,6 +116,24 @@ def _gauss_picture() -> Chart:
     }
     strengths = [10 ** (i / 20) for i in range(10, 81)]
     return curves("How often both heads copy, ε = 0.01", "β", "probability", strengths, chances, log_x=True)
+
+
+x, y = sympy.symbols("x y", commutative=False)
+
+
+def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
+    """Key a is X times its mean; what is true instead speaks of all X at once."""
+    beta = times * ((n - 1) / eps).log()
+    # A head that gives v_a less than half of its weight gives something else.
+    return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
+
+
+def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
+    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
+    least = rule.least(n, eps, beta)
+    at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
+    stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
+    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
 
 
 @claim(
@@ -120,11 +150,14 @@ def _gauss_picture() -> Chart:
     subject=Law(),
     sabotage={
         "½ taken for the standard deviation": Law(Rational(1, 4)),
-        "head 1 copies for every X": Law(least=lambda n, eps, beta, log: -1000 * beta / beta),
-        "blind to how many keys there are": Law(least=lambda n, eps, beta, log: log(1 / eps) / beta),
+        "head 1 copies for every X": Law(least=lambda n, eps, beta: -1000 * beta / beta),
+        "blind to how many keys there are": Law(least=lambda n, eps, beta: log(1 / eps) / beta),
     },
     picture=_gauss_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(
+        EPSILON | {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}, _gauss_copies, _gauss_law
+    ),
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
     never = normal_cdf(-arb(2).sqrt())
@@ -134,14 +167,14 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     says = "X ≤ 0 happens with probability Φ(−√2)"
     yield counterexample(bool(never > 0.0786), says, "exact law in balls", probability=never.str(20))
 
-    least = rule.least(n, eps, beta, log)
+    least = rule.least(n, eps, beta)
     yield identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
     yield _grows(amended=True)
     later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
     yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
     sigma = ball(Fraction(rule.variance)).sqrt()
     for count, strength, low in ((1000, 20, 0.7258), (1000, 50, 0.8618), (1000, 1000, 0.9189), (10**6, 50, 0.8141)):
-        threshold = rule.least(arb(count), arb(1) / 100, arb(strength), lambda x: x.log())
+        threshold = rule.least(arb(count), arb(1) / 100, arb(strength))
         chance = normal_cdf((1 - threshold) / sigma)
         says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
         yield law(chance, low, low + 1e-4, says, True, n=count, beta=strength, eps=0.01)
@@ -189,6 +222,10 @@ def _identical_picture() -> Table:
     return Table("The weight on v_1 of 100 keys, ε = 0.01", ("heads", "at c = ½", "at c = 3/2", "variance"), rows)
 
 
+def _swings_less(pair: Heads, n: int, root: int) -> arb:
+    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
+
+
 @claim(
     "heads-identical",
     expected="refuted",
@@ -199,6 +236,8 @@ def _identical_picture() -> Table:
     subject=((1, 1), (1, 1)),
     sabotage={"a query for each value": ((1, 0), (0, 1)), "one head with the average, one for v_1": ((1, 1), (1, 0))},
     picture=_identical_picture,
+    # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
+    falsifier=Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
 )
 def heads_identical(heads: Heads) -> Iterator[Evidence]:
     one, both = swing(heads[:1]), swing(heads)
@@ -216,7 +255,6 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
 
 # Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
 A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
-x, y = sympy.symbols("x y", commutative=False)
 away_from_b = 1 - B * H * Bt
 
 
@@ -244,6 +282,45 @@ def _project_picture() -> Table:
     return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
 
 
+def _word(word: Any, letters: Mapping[Any, arb_mat]) -> Any:
+    """A word in matrices, multiplied out; a number in it is so many times the identity."""
+    if word in letters:
+        return letters[word]
+    if word.is_Integer:
+        return int(word)
+    parts = (_word(part, letters) for part in word.args)
+    return functools.reduce(operator.add if isinstance(word, sympy.Add) else operator.mul, parts)
+
+
+def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
+    """How far a word takes Ax + By from Ax; coordinates that it returns instead are the first ones of the plane."""
+    h = (b.transpose() * b).inv()
+    away = 1 - b * h * b.transpose()
+    g = (a.transpose() * away * a).inv()
+    letters = {A: a, At: a.transpose(), B: b, Bt: b.transpose(), H: h, G: g, R: away}
+    image = (_word(word, letters) * (a * x + b * y)).entries()
+    padded = [*image, *[arb(0)] * (2 - len(image))]
+    return most([abs(got - wanted) for got, wanted in zip(padded, (a * x).entries(), strict=True)])
+
+
+def _spans(turn: arb, angle: arb) -> tuple[arb_mat, arb_mat, arb_mat]:
+    """A unit vector of the plane, the one at a right angle to it, and one at another angle, a part of half a turn."""
+    angles = (2 * arb.pi() * turn + arb.pi() * more for more in (arb(0), arb(1) / 2, angle))
+    a, across, oblique = (arb_mat([[at.cos()], [at.sin()]]) for at in angles)
+    return a, across, oblique
+
+
+def _coordinates(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
+    """In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By."""
+    a, across, _ = _spans(turn, angle)
+    return _missed(At, a, across, x, y)
+
+
+def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
+    a, across, oblique = _spans(turn, angle)
+    return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
+
+
 @claim(
     "project-out",
     expected="corrected",
@@ -262,6 +339,7 @@ def _project_picture() -> Table:
         "the projector of the other span": Projectors(orthogonal=1 - A * At),
     },
     picture=_project_picture,
+    falsifier=Falsifier({"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}, _coordinates, _projected),
 )
 def project_out(projectors: Projectors) -> Iterator[Evidence]:
     a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
@@ -289,88 +367,3 @@ def project_out(projectors: Projectors) -> Iterator[Evidence]:
     yield rational(separates, says, True, P=oblique.tolist(), leak=(a.T * b)[0])
     projection = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
     yield kept(projection, "the library's projector for these two, rounded to float32", True)
-
-
-def _stated_strength(n: Any, eps: Any) -> Any:
-    return log(n / eps)
-
-
-def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
-    """Key 1 is c times as long; as stated c is ½ and 3/2."""
-    return _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5))
-
-
-def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
-    """What the weights of both heads lack, where key 1 comes in some lengths."""
-    t = interval_function(strength, 2)(n, eps)
-    return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
-
-
-def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
-    """Key a is X times its mean; what is true instead speaks of all X at once."""
-    beta = times * ((n - 1) / eps).log()
-    # A head that gives v_a less than half of its weight gives something else.
-    return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
-
-
-def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
-    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
-    least = rule.least(n, eps, beta, lambda z: z.log())
-    at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
-    stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
-    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
-
-
-def _swings_less(pair: Heads, n: int, root: int) -> arb:
-    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
-
-
-def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
-    """A word in matrices, multiplied out; a number in it is so many times the identity of the plane."""
-    if word in letters:
-        return letters[word]
-    if word.is_Integer:
-        return arb_mat([[int(word), 0], [0, int(word)]])
-    parts = (_word(part, letters) for part in word.args)
-    return functools.reduce(operator.add if isinstance(word, sympy.Add) else operator.mul, parts)
-
-
-def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
-    """How far a word takes Ax + By from Ax; coordinates that it returns instead are the first ones of the plane."""
-    h = (b.transpose() * b).inv()
-    away = arb_mat([[1, 0], [0, 1]]) - b * h * b.transpose()
-    g = (a.transpose() * away * a).inv()
-    letters = {A: a, At: a.transpose(), B: b, Bt: b.transpose(), H: h, G: g, R: away}
-    image = (_word(word, letters) * (a * x + b * y)).entries()
-    padded = [*image, *[arb(0)] * (2 - len(image))]
-    return most([abs(got - wanted) for got, wanted in zip(padded, (a * x).entries(), strict=True)])
-
-
-def _spans(turn: arb, angle: arb) -> tuple[arb_mat, arb_mat, arb_mat]:
-    """A unit vector of the plane, the one at a right angle to it, and one at another angle, a part of half a turn."""
-    angles = (2 * arb.pi() * turn + arb.pi() * more for more in (arb(0), arb(1) / 2, angle))
-    a, across, oblique = (arb_mat([[at.cos()], [at.sin()]]) for at in angles)
-    return a, across, oblique
-
-
-def _coordinates(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
-    """In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By."""
-    a, across, _ = _spans(turn, angle)
-    return _missed(At, a, across, x, y)
-
-
-def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
-    a, across, oblique = _spans(turn, angle)
-    return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
-
-
-_GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
-_PLANE = {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "heads-discrete": Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
-    "heads-gauss": Falsifier(EPSILON | _GAUSS, _gauss_copies, _gauss_law),
-    # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
-    "heads-identical": Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
-    "project-out": Falsifier(_PLANE, _coordinates, _projected),
-}

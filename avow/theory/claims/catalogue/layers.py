@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -20,8 +17,7 @@ from sympy import Matrix, Rational, Symbol, exp
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import dot, most, norm, softmax
-from avow.theory.claims.claim import Evidence, Unproved, claims_on
-from avow.theory.claims.random_search import Falsifier, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Unproved, claims_on, numbered
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
 from avow.theory.constructions.routers import route_by_weights as library_router
 
@@ -61,6 +57,33 @@ def _self_picture() -> Chart:
     return curves(title, "β, the length of the u's", "weight on itself", lengths, weights)
 
 
+Vector = list[arb]
+
+
+def _coordinates(x: Matrix) -> Vector:
+    return [arb(int(entry)) for entry in x]
+
+
+def _attended(beta: arb, query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
+    """Attention in coordinates of the u's, of length β: an inner product is β² times the plain one."""
+    weights = softmax([beta * beta * dot(query, key) for key in keys])
+    return [dot(weights, column) for column in zip(*values, strict=True)]
+
+
+def _distance(beta: arb, one: Vector, two: Vector) -> arb:
+    return beta * norm([a - b for a, b in zip(one, two, strict=True)])
+
+
+def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
+    """γ of u_c and δ of u_d are added to the second token."""
+    sure = first, own, third = [_coordinates(token) for token in tokens]
+    error = _distance(beta, _attended(beta, own, sure, sure), own)
+    added = (arb(0), arb(0), gamma, delta)
+    moved = [first, [x + more for x, more in zip(own, added, strict=True)], third]
+    away = _distance(beta, _attended(beta, moved[1], moved, moved), _coordinates(u_b))
+    return (error - arb(10).sqrt() * beta / ((beta * beta).exp() + 2)).max(arb(2).sqrt() * beta / 3 - away)
+
+
 @claim(
     "self-attend-copies-self",
     expected="proved",
@@ -75,6 +98,7 @@ def _self_picture() -> Chart:
         "a first token that shares u_a": (u_a + u_b, u_a, u_c + u_b),
     },
     picture=_self_picture,
+    falsifier=Falsifier({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
 )
 def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
     e = e_to_beta_squared
@@ -116,7 +140,7 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         "least weight whatever is added": 1 / (1 + 2 * (arb(-27) / 4).exp()),
     }
     facts = {name: number.str(8 if name == "error" else 12) for name, number in numbers.items()}
-    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), "β = 3: the weight on itself, in numbers", False, **facts)
+    yield enclosed(numbers["weight"] > 0.9997, "β = 3: the weight on itself, in numbers", False, **facts)
 
 
 class Weights(NamedTuple):
@@ -138,6 +162,17 @@ def _route_picture() -> Chart:
     return Chart("How far the routed outputs are off", "β, the length of the u's", "distance", series, log_y=True)
 
 
+def _routes(weights: Weights, beta: arb) -> arb:
+    keys = [_coordinates(token) for token in tokens]
+    values = [_coordinates(weights.value * token) for token in tokens]
+    broken = []
+    for token, target, square in ((tokens[0], u_b - u_c, 5), (tokens[1], u_b, 2)):
+        routed = _attended(beta, _coordinates(weights.query * token), keys, values)
+        error = _distance(beta, routed, _coordinates(target))
+        broken.append(error - arb(square).sqrt() * beta / ((beta * beta).exp() + 2))
+    return most(broken)
+
+
 @claim(
     "route-by-weights",
     expected="proved",
@@ -153,6 +188,7 @@ def _route_picture() -> Chart:
         "token 2 not told whom to read": Weights(u_c * u_d.T, routing.value),
     },
     picture=_route_picture,
+    falsifier=Falsifier({"β": (0.01, 4)}, _routes),
 )
 def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     e = e_to_beta_squared
@@ -173,14 +209,13 @@ def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     yield identity(off.dot(off), 0, "token 3 is told nothing: it takes the mean of the values")
     for length in (2, 3):
         first, second = (arb(square).sqrt() * length * (1 / (arb(length**2).exp() + 2)) for square in (5, 2))
-        below = partial(operator.lt, first, arb(5).sqrt() * length * arb(-(length**2)).exp())
+        below = first < arb(5).sqrt() * length * arb(-(length**2)).exp()
         facts = {"c_1 is off by": first.str(8), "c_2 is off by": second.str(8), "of": (arb(2).sqrt() * length).str(8)}
         yield enclosed(below, f"β = {length}: the errors in numbers", False, beta=length, **facts)
     yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """A transformer layer on letters: sums are multisets of terms, all else unnamed functions of their inputs."""
 
     causal: bool = False
@@ -213,114 +248,6 @@ def _permutation_picture() -> Table:
     return Table("Orders of four tokens under which f(PX) ≠ P f(X) as terms", ("layer", "orders", "broken"), rows)
 
 
-@claim(
-    "permutation",
-    expected="proved",
-    statement=r"f(PX) = P f(X) \text{ for every permutation } P",
-    plain="Without positions a transformer layer is permutation equivariant: permuting its tokens permutes its"
-    " outputs.",
-    assumptions=(
-        "real arithmetic: sums do not depend on their order",
-        "softmax attention, feed-forward, residuals and norms that act on each token alone; no mask, no positions",
-        "any number of tokens, heads and layers",
-    ),
-    subject=Layer(),
-    sabotage={"a causal mask": Layer(causal=True), "positions": Layer(positions=True)},
-    picture=_permutation_picture,
-)
-def permutation(layer: Layer) -> Iterator[Evidence]:
-    yield from _for_any_number_of_tokens(layer)
-    for count in range(1, 6):
-        orders = list(itertools.permutations(range(count)))
-        broken = [order for order in orders if layer.moved_by(order)]
-        if broken:
-            raise Unproved(f"order {broken[0]} of {count} tokens moves more than their places")
-        says = f"{count} tokens: the outputs are the same terms in every order, whatever the weights and activations"
-        yield Evidence("symbolic", says, {"orders": len(orders)})
-    yield _not_with("a causal mask", Layer(causal=True), (0, 1))
-    yield _not_with("positions 0 and 1", Layer(positions=True), (0, 0))
-
-
-def _not_with(name: str, layer: Layer, x: tuple[int, int]) -> Evidence:
-    """Attention with Q = K = V = 1 on two numbers: swapping them does not swap the outputs."""
-
-    def outputs(numbers: Sequence[int]) -> list[arb]:
-        entered = [[arb(number + i * layer.positions)] for i, number in enumerate(numbers)]
-        seen = [entered[: i + 1] if layer.causal else entered for i in range(len(entered))]
-        return [_attended(arb(1), own, keys, keys)[0] for own, keys in zip(entered, seen, strict=True)]
-
-    permuted, straight = outputs(x[::-1]), outputs(x)[::-1]
-    apart = any(bool(abs(a - b) > 0.2) for a, b in zip(permuted, straight, strict=True))
-    says = f"it is not so with {name}: attention alone, Q = K = V = 1, on two numbers"
-    facts = {"x": list(x), "f(Px)": [row.str(8) for row in permuted], "P f(x)": [row.str(8) for row in straight]}
-    return enclosed(lambda: apart, says, False, **facts)
-
-
-def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
-    """The same in words over matrices of any size, with PᵀP = I and P1 = 1."""
-    P, Pt, X, Xt, W, V, A, D, M, E, Et, one, Y = sympy.symbols("P P^T X X^T W V A D M E E^T 1 Y", commutative=False)
-
-    def reduced(word: Any) -> Any:
-        return sympy.expand(sympy.expand(word).subs(Pt * P, 1).subs(Pt * one, one))
-
-    def entered(x: Any) -> Any:
-        return x + E if layer.positions else x
-
-    def scores(x: Any, xt: Any) -> Any:
-        return entered(x) * W * (xt + Et if layer.positions else xt) + (M if layer.causal else 0)
-
-    yield identity(reduced(entered(P * X)), reduced(P * entered(X)), "what enters is permuted: PX")
-    says = "scores S = XWXᵀ become PSPᵀ, W = W_Q·W_Kᵀ"
-    yield identity(reduced(scores(P * X, Xt * Pt)), reduced(P * scores(X, Xt) * Pt), says)
-    says = (
-        "A = exp(S) by entries becomes PAPᵀ, for (PSPᵀ)_ij = S_π(i)π(j); its row sums A1 become P·A1, so D⁻¹"
-        " becomes PD⁻¹Pᵀ"
-    )
-    yield identity(reduced(P * A * Pt * one), P * A * one, says)
-    says = "attention D⁻¹AXV: P in front"
-    yield identity(reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, says)
-    says = "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X"
-    yield identity(reduced(P * X + P * Y), reduced(P * (X + Y)), says)
-
-
-Vector = list[arb]
-
-
-def _coordinates(x: Matrix) -> Vector:
-    return [arb(int(entry)) for entry in x]
-
-
-def _attended(beta: arb, query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
-    """Attention in coordinates of the u's, of length β: an inner product is β² times the plain one."""
-    weights = softmax([beta * beta * dot(query, key) for key in keys])
-    return [dot(weights, column) for column in zip(*values, strict=True)]
-
-
-def _distance(beta: arb, one: Vector, two: Vector) -> arb:
-    return beta * norm([a - b for a, b in zip(one, two, strict=True)])
-
-
-def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
-    """γ of u_c and δ of u_d are added to the second token."""
-    sure = first, own, third = [_coordinates(token) for token in tokens]
-    error = _distance(beta, _attended(beta, own, sure, sure), own)
-    added = (arb(0), arb(0), gamma, delta)
-    moved = [first, [x + more for x, more in zip(own, added, strict=True)], third]
-    away = _distance(beta, _attended(beta, moved[1], moved, moved), _coordinates(u_b))
-    return (error - arb(10).sqrt() * beta / ((beta * beta).exp() + 2)).max(arb(2).sqrt() * beta / 3 - away)
-
-
-def _routes(weights: Weights, beta: arb) -> arb:
-    keys = [_coordinates(token) for token in tokens]
-    values = [_coordinates(weights.value * token) for token in tokens]
-    broken = []
-    for token, target, square in ((tokens[0], u_b - u_c, 5), (tokens[1], u_b, 2)):
-        routed = _attended(beta, _coordinates(weights.query * token), keys, values)
-        error = _distance(beta, routed, _coordinates(target))
-        broken.append(error - arb(square).sqrt() * beta / ((beta * beta).exp() + 2))
-    return most(broken)
-
-
 def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> list[Vector]:
     """Attention, then a feed-forward of tanh, each with its residual and a norm, on tokens of two numbers."""
 
@@ -349,10 +276,72 @@ def _permuted(layer: Layer, number: int, *case: arb) -> arb:
     return most([abs(a - b) for a, b in pairs])
 
 
-_ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2)
+@claim(
+    "permutation",
+    expected="proved",
+    statement=r"f(PX) = P f(X) \text{ for every permutation } P",
+    plain="Without positions a transformer layer is permutation equivariant: permuting its tokens permutes its"
+    " outputs.",
+    assumptions=(
+        "real arithmetic: sums do not depend on their order",
+        "softmax attention, feed-forward, residuals and norms that act on each token alone; no mask, no positions",
+        "any number of tokens, heads and layers",
+    ),
+    subject=Layer(),
+    sabotage={"a causal mask": Layer(causal=True), "positions": Layer(positions=True)},
+    picture=_permutation_picture,
+    falsifier=Falsifier({"order": range(6)} | numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2), _permuted),
+)
+def permutation(layer: Layer) -> Iterator[Evidence]:
+    yield from _for_any_number_of_tokens(layer)
+    for count in range(1, 6):
+        orders = list(itertools.permutations(range(count)))
+        broken = [order for order in orders if layer.moved_by(order)]
+        if broken:
+            raise Unproved(f"order {broken[0]} of {count} tokens moves more than their places")
+        says = f"{count} tokens: the outputs are the same terms in every order, whatever the weights and activations"
+        yield Evidence("symbolic", says, {"orders": len(orders)})
+    yield _not_with("a causal mask", Layer(causal=True), (0, 1))
+    yield _not_with("positions 0 and 1", Layer(positions=True), (0, 0))
 
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "self-attend-copies-self": Falsifier({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
-    "route-by-weights": Falsifier({"β": (0.01, 4)}, _routes),
-    "permutation": Falsifier({"order": range(6)} | _ENTRIES, _permuted),
-}
+
+def _not_with(name: str, layer: Layer, x: tuple[int, int]) -> Evidence:
+    """Attention with Q = K = V = 1 on two numbers: swapping them does not swap the outputs."""
+
+    def outputs(numbers: Sequence[int]) -> list[arb]:
+        entered = [[arb(number + i * layer.positions)] for i, number in enumerate(numbers)]
+        seen = [entered[: i + 1] if layer.causal else entered for i in range(len(entered))]
+        return [_attended(arb(1), own, keys, keys)[0] for own, keys in zip(entered, seen, strict=True)]
+
+    permuted, straight = outputs(x[::-1]), outputs(x)[::-1]
+    apart = any(bool(abs(a - b) > 0.2) for a, b in zip(permuted, straight, strict=True))
+    says = f"it is not so with {name}: attention alone, Q = K = V = 1, on two numbers"
+    facts = {"x": list(x), "f(Px)": [row.str(8) for row in permuted], "P f(x)": [row.str(8) for row in straight]}
+    return enclosed(apart, says, False, **facts)
+
+
+def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
+    """The same in words over matrices of any size, with PᵀP = I and P1 = 1."""
+    P, Pt, X, Xt, W, V, A, D, M, E, Et, one, Y = sympy.symbols("P P^T X X^T W V A D M E E^T 1 Y", commutative=False)
+
+    def reduced(word: Any) -> Any:
+        return sympy.expand(sympy.expand(word).subs(Pt * P, 1).subs(Pt * one, one))
+
+    def entered(x: Any) -> Any:
+        return x + E if layer.positions else x
+
+    def scores(x: Any, xt: Any) -> Any:
+        return entered(x) * W * (xt + Et if layer.positions else xt) + (M if layer.causal else 0)
+
+    yield identity(reduced(entered(P * X)), reduced(P * entered(X)), "what enters is permuted: PX")
+    says = "scores S = XWXᵀ become PSPᵀ, W = W_Q·W_Kᵀ"
+    yield identity(reduced(scores(P * X, Xt * Pt)), reduced(P * scores(X, Xt) * Pt), says)
+    says = (
+        "A = exp(S) by entries becomes PAPᵀ, for (PSPᵀ)_ij = S_π(i)π(j); its row sums A1 become P·A1, so D⁻¹"
+        " becomes PD⁻¹Pᵀ"
+    )
+    yield identity(reduced(P * A * Pt * one), P * A * one, says)
+    says = "attention D⁻¹AXV: P in front"
+    yield identity(reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, says)
+    says = "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X"
+    yield identity(reduced(P * X + P * Y), reduced(P * (X + Y)), says)

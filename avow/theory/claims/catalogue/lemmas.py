@@ -7,17 +7,17 @@ of keys are built one key at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
+import sympy
 from flint import arb
-from sympy import Integer, Symbol, exp, log, sqrt, tanh
+from sympy import Integer, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import dot, most, softmax, total
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
+from avow.theory.claims.elementary import exp, log, sqrt, tanh
 from avow.theory.claims.toolbox import identity, nonnegative, rising, symbols
 
 claim = claims_on("lemmas")
@@ -62,6 +62,13 @@ def _perturbation_picture() -> Chart:
     return curves(title, "δ, the most any logit moves", height, [0.05 * i for i in range(81)], moved)
 
 
+def _perturbation(bound: Formula, *case: arb) -> arb:
+    logits, moves = case[:3], case[3:]
+    moved = softmax([a + d for a, d in zip(logits, moves, strict=True)])
+    distance = total([abs(p - q) for p, q in zip(softmax(logits), moved, strict=True)])
+    return distance - bound(most([abs(d) for d in moves]))
+
+
 @claim(
     "softmax-perturbation",
     expected="proved",
@@ -77,6 +84,7 @@ def _perturbation_picture() -> Chart:
     },
     picture=_perturbation_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier(numbered("a₁ a₂ a₃", -4, 4) | numbered("d₁ d₂ d₃", -3, 3), _perturbation),
 )
 def softmax_perturbation(bound: Formula) -> Iterator[Evidence]:
     gained, size, inside = symbols(nonnegative="g delta", positive="P")
@@ -93,7 +101,7 @@ def softmax_perturbation(bound: Formula) -> Iterator[Evidence]:
     # t = e^δ ≥ 1, written so that SymPy sees it; P in (0, 1), likewise.
     t, p = 1 + Symbol("tau", nonnegative=True), 1 / (1 + Symbol("o", positive=True))
     most = p * t / (p * t + (1 - p) / t)
-    claimed = bound(log(t)).rewrite(exp)
+    claimed = bound(log(t)).rewrite(sympy.exp)
     says = "2·tanh(δ/2) − 2(q(A) − P) = 2(t−1)(P(t+1) − 1)²/((t+1)(1 + P(t²−1))) ≥ 0 with t = e^δ"
     yield nonnegative(claimed - 2 * (most - p), says)
     says = "and it is reached: two keys of weights 1/(1+e^δ) and e^δ/(1+e^δ)"
@@ -112,6 +120,14 @@ def _tail_picture() -> Chart:
     return Chart("What dropping a tail costs", "τ, the tail's share", "error / max‖v‖", series, log_x=True, log_y=True)
 
 
+def _tail(factor: Formula, *case: arb) -> arb:
+    weights, values = softmax(case[:3]), case[3:]
+    tau = weights[2]
+    head = (weights[0] * values[0] + weights[1] * values[1]) / (1 - tau)
+    out = (1 - tau) * head + tau * values[2]
+    return abs(abs(out - head) - factor(tau) * abs(values[2] - head))
+
+
 @claim(
     "tail-mass-output",
     expected="proved",
@@ -123,6 +139,7 @@ def _tail_picture() -> Chart:
     sabotage={"τ²": lambda tau: tau**2, "τ/(1−τ)": lambda tau: tau / (1 - tau), "half of it": lambda tau: tau / 2},
     picture=_tail_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier(numbered("s₁ s₂ s₃", -3, 3) | numbered("v₁ v₂ v₃", -2, 2), _tail),
 )
 def tail_mass_output(factor: Formula) -> Iterator[Evidence]:
     kept, dropped, share, reach = symbols(real="m_H m_T", positive="tau", nonnegative="M")
@@ -136,12 +153,14 @@ def tail_mass_output(factor: Formula) -> Iterator[Evidence]:
 
 
 def _dropped_picture() -> Chart:
-    gaps = [0.5 * i for i in range(61)]
-    series = {
-        f"{n:,} keys below the gap": (gaps, [n * math.exp(-g) / (1 + n * math.exp(-g)) for g in gaps])
-        for n in (10, 1000, 100_000)
-    }
-    return Chart("The most a tail can weigh", "gap below the kept score", "share of the weight", series, log_y=True)
+    shares = {f"{n:,} keys below the gap": lambda gap, n=n: n / (math.exp(gap) + n) for n in (10, 1000, 100_000)}
+    title, gaps = "The most a tail can weigh", [0.5 * i for i in range(61)]
+    return curves(title, "gap below the kept score", "share of the weight", gaps, shares, log_y=True)
+
+
+def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> arb:
+    """Head and tail, and by how much their bounds are off."""
+    return tail / (head + tail) - bound(head / (1 + lower), tail + higher)
 
 
 @claim(
@@ -159,6 +178,7 @@ def _dropped_picture() -> Chart:
     },
     picture=_dropped_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier(numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1), _dropped),
 )
 def dropped_mass(bound: Formula) -> Iterator[Evidence]:
     yield rising(exp(short) - 1, short, 0, "a higher score has a higher exponential")
@@ -175,6 +195,13 @@ def _ratio_picture() -> Table:
     return Table("Weights missed by E in all, out of Z", headings, rows)
 
 
+def _ratio(bound: Formula, *case: arb) -> arb:
+    true, wrong, values = case[:3], case[3:6], case[6:]
+    means = [dot(weights, values) / total(weights) for weights in (true, wrong)]
+    miss = total([abs(a - b) for a, b in zip(true, wrong, strict=True)])
+    return abs(means[1] - means[0]) - bound(miss, total(wrong)) * most([abs(v) for v in values])
+
+
 @claim(
     "ratio-error",
     expected="proved",
@@ -189,6 +216,7 @@ def _ratio_picture() -> Table:
         "over twice the normaliser": lambda miss, normaliser: 2 * miss / (2 * normaliser),
     },
     picture=_ratio_picture,
+    falsifier=Falsifier(numbered("a₁ a₂ a₃ ã₁ ã₂ ã₃", 0.01, 1) | numbered("v₁ v₂ v₃", -1, 1), _ratio),
 )
 def ratio_error(bound: Formula) -> Iterator[Evidence]:
     wrong, right, value, *sums = symbols(real="a_t a v S_t S")
@@ -217,6 +245,17 @@ def _residual_picture() -> Chart:
     return curves("One landmark at 0: what it leaves over", "x", "residual", xs, residuals)
 
 
+def _residual(bound: Formula, x: arb, y: arb) -> arb:
+    """The Gaussian kernel on a line, and one landmark at 0."""
+
+    def kernel(x: arb, y: arb) -> arb:
+        return (-((x - y) ** 2) / 2).exp()
+
+    left = [1 - kernel(point, arb(0)) ** 2 for point in (x, y)]
+    residual = kernel(x, y) - kernel(x, arb(0)) * kernel(y, arb(0))
+    return abs(residual) - bound(*left)
+
+
 @claim(
     "residual-cauchy-schwarz",
     expected="proved",
@@ -235,6 +274,7 @@ def _residual_picture() -> Chart:
         "the smaller factor forgotten": lambda x, y: x,
     },
     picture=_residual_picture,
+    falsifier=Falsifier(numbered("x y", -3, 3), _residual),
 )
 def residual_cauchy_schwarz(bound: Formula) -> Iterator[Evidence]:
     yield from cauchy_schwarz()
@@ -269,6 +309,13 @@ def _merge_picture() -> Chart:
     return curves("Each shard's share of the merged output", "ℓ₁ − ℓ₂", "share", gaps, shares)
 
 
+def _merge(merge: Formula, one: arb, two: arb, first: arb, second: arb) -> arb:
+    whole = one.exp() + two.exp()
+    output = (one.exp() * first + two.exp() * second) / whole
+    merged = merge((one, first), (two, second))
+    return abs(merged[0] - whole.log()).max(abs(merged[1] - output))
+
+
 @claim(
     "lse-merge",
     expected="proved",
@@ -288,6 +335,7 @@ def _merge_picture() -> Chart:
     },
     picture=_merge_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier(numbered("ℓ₁ ℓ₂", -4, 4) | numbered("o₁ o₂", -2, 2), _merge),
 )
 def lse_merge(merge: Formula) -> Iterator[Evidence]:
     # A shard: exponentials that sum to z, and values weighted by them that sum to w.
@@ -310,6 +358,13 @@ def _gamma_picture() -> Chart:
     return Chart("How rounding adds up", "roundings", "γ", series, log_x=True, log_y=True)
 
 
+def _rounding(gamma: Formula, unit: arb, *parts: arb) -> arb:
+    product = arb(1)
+    for i, part in enumerate(parts):
+        product *= (1 + unit * part) if i % 2 == 0 else 1 / (1 + unit * part)
+    return abs(product - 1) - gamma(arb(len(parts)), unit)
+
+
 @claim(
     "rounding-gamma",
     expected="proved",
@@ -323,6 +378,7 @@ def _gamma_picture() -> Chart:
         "one rounding too few": lambda n, u: (n - 1) * u / (1 - n * u),
     },
     picture=_gamma_picture,
+    falsifier=Falsifier({"u": (0.01, 0.18)} | numbered("δ₁/u δ₂/u δ₃/u δ₄/u δ₅/u", -1, 1), _rounding),
 )
 def rounding_gamma(gamma: Formula) -> Iterator[Evidence]:
     # (n+1)u < 1 leaves room: u = 1/(n + 1 + room).
@@ -335,71 +391,3 @@ def rounding_gamma(gamma: Formula) -> Iterator[Evidence]:
     yield nonnegative(gamma(keys + 1, u) - (grown + u + grown * u), says)
     says = "one more division: |(1+θ)/(1+δ) − 1| ≤ (γ_n + u)/(1−u) ≤ γ_(n+1)"
     yield nonnegative(gamma(keys + 1, u) - (grown + u) / (1 - u), says)
-
-
-def _perturbation(bound: Formula, *case: arb) -> arb:
-    logits, moves = case[:3], case[3:]
-    moved = softmax([a + d for a, d in zip(logits, moves, strict=True)])
-    distance = total([abs(p - q) for p, q in zip(softmax(logits), moved, strict=True)])
-    return distance - interval_function(bound, 1)(most([abs(d) for d in moves]))
-
-
-def _tail(factor: Formula, *case: arb) -> arb:
-    weights, values = softmax(case[:3]), case[3:]
-    tau = weights[2]
-    head = (weights[0] * values[0] + weights[1] * values[1]) / (1 - tau)
-    out = (1 - tau) * head + tau * values[2]
-    return abs(abs(out - head) - factor(tau) * abs(values[2] - head))
-
-
-def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> arb:
-    """Head and tail, and by how much their bounds are off."""
-    return tail / (head + tail) - bound(head / (1 + lower), tail + higher)
-
-
-def _ratio(bound: Formula, *case: arb) -> arb:
-    true, wrong, values = case[:3], case[3:6], case[6:]
-    means = [dot(weights, values) / total(weights) for weights in (true, wrong)]
-    miss = total([abs(a - b) for a, b in zip(true, wrong, strict=True)])
-    return abs(means[1] - means[0]) - bound(miss, total(wrong)) * most([abs(v) for v in values])
-
-
-def _residual(bound: Formula, x: arb, y: arb) -> arb:
-    """The Gaussian kernel on a line, and one landmark at 0."""
-
-    def kernel(x: arb, y: arb) -> arb:
-        return (-((x - y) ** 2) / 2).exp()
-
-    left = [1 - kernel(point, arb(0)) ** 2 for point in (x, y)]
-    residual = kernel(x, y) - kernel(x, arb(0)) * kernel(y, arb(0))
-    return abs(residual) - interval_function(bound, 2)(*left)
-
-
-@cache
-def _merge_parts(merge: Formula) -> list[Callable[..., arb]]:
-    return [interval_function(lambda a, b, c, d, i=i: merge((a, b), (c, d))[i], 4) for i in (0, 1)]
-
-
-def _merge(merge: Formula, one: arb, two: arb, first: arb, second: arb) -> arb:
-    whole = one.exp() + two.exp()
-    output = (one.exp() * first + two.exp() * second) / whole
-    merged = [part(one, first, two, second) for part in _merge_parts(merge)]
-    return abs(merged[0] - whole.log()).max(abs(merged[1] - output))
-
-
-def _rounding(gamma: Formula, unit: arb, *parts: arb) -> arb:
-    product = arb(1)
-    for i, part in enumerate(parts):
-        product *= (1 + unit * part) if i % 2 == 0 else 1 / (1 + unit * part)
-    return abs(product - 1) - gamma(arb(len(parts)), unit)
-
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "softmax-perturbation": Falsifier(numbered("a₁ a₂ a₃", -4, 4) | numbered("d₁ d₂ d₃", -3, 3), _perturbation),
-    "tail-mass-output": Falsifier(numbered("s₁ s₂ s₃", -3, 3) | numbered("v₁ v₂ v₃", -2, 2), _tail),
-    "dropped-mass": Falsifier(numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1), _dropped),
-    "ratio-error": Falsifier(numbered("a₁ a₂ a₃ ã₁ ã₂ ã₃", 0.01, 1) | numbered("v₁ v₂ v₃", -1, 1), _ratio),
-    "residual-cauchy-schwarz": Falsifier(numbered("x y", -3, 3), _residual),
-    "lse-merge": Falsifier(numbered("ℓ₁ ℓ₂", -4, 4) | numbered("o₁ o₂", -2, 2), _merge),
-    "rounding-gamma": Falsifier({"u": (0.01, 0.18)} | numbered("δ₁/u δ₂/u δ₃/u δ₄/u δ₅/u", -1, 1), _rounding),
-}

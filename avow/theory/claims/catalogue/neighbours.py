@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import torch
 from flint import arb
 
 from avow.core.chart import Table
-from avow.numerics.intervals import ball, decided, lower, most, precision, softmax, upper
-from avow.theory.claims.claim import Evidence, claims_on
-from avow.theory.claims.random_search import Falsifier, numbered
+from avow.numerics.intervals import ball, lower, most, precision, softmax, upper
+from avow.theory.claims.claim import Evidence, Falsifier, claims_on, numbered
 from avow.theory.claims.toolbox import counterexample
 
 claim = claims_on("neighbours")
@@ -48,6 +47,14 @@ def _exp_picture() -> Table:
     return Table("Intervals that do hold e^x at these points", ("x", "low", "high"), rows)
 
 
+def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
+    """x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself."""
+    # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
+    x = math.log(1 + 10.0 ** -float(exponent))
+    low, high = map(ball, enclosure(x))
+    return (low - arb(x).exp()).max(arb(x).exp() - high)
+
+
 @claim(
     "mpmath-iv-exp",
     expected="refuted",
@@ -58,30 +65,23 @@ def _exp_picture() -> Table:
     subject=_exp_by_mpmath,
     sabotage={"balls of python-flint": _exp_by_balls},
     picture=_exp_picture,
+    falsifier=Falsifier({"a": (0, 6)}, _exponential),
 )
 def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
-    point = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
+    point = next((x for x in _POINTS if _outside(x, *enclosure(x))), _POINTS[0])
     low, high = enclosure(point)
     with precision(128):
         truth = arb(point).exp().str(30, radius=False)
     says = f"e^{point} lies outside the interval given for it"
     facts = {"x": repr(point), "low": str(low), "high": str(high), "truth": truth, "version": "mpmath 1.3.0"}
-    yield counterexample(
-        _outside(arb(point).exp, low, high), says, "balls of python-flint at up to 4,096 bits", **facts
-    )
+    yield counterexample(_outside(point, low, high), says, "balls of python-flint at up to 4,096 bits", **facts)
 
 
-def _outside(truth: Callable[[], arb], low: Fraction, high: Fraction) -> bool:
-    """Whether a number certainly lies outside an interval."""
-
-    def answer() -> bool | None:
-        x = truth()
-        ends = [ball(end) for end in (low, high)]
-        if x < ends[0] or x > ends[1]:
-            return True
-        return False if ends[0] <= x <= ends[1] else None
-
-    return decided(answer, most=4096) is True
+def _outside(x: float, low: Fraction, high: Fraction) -> bool:
+    """Whether e^x certainly lies outside an interval."""
+    with precision(4096):
+        truth = arb(x).exp()
+        return bool(truth < ball(low) or truth > ball(high))
 
 
 # The box of two logits, and a corner of it: the first logit as low as it goes, the second as high.
@@ -114,34 +114,6 @@ def _softmax_picture() -> Table:
     return Table(title, ("", "least", "most", "at the corner"), rows)
 
 
-@claim(
-    "auto-lirpa-softmax",
-    expected="refuted",
-    statement=r"x \in [\ell, u] \;\Rightarrow\; \mathrm{softmax}(x)_i \le \overline{\mathrm{softmax}}_i(\ell, u)"
-    r" \text{ as auto\_LiRPA computes it}",
-    plain="The bounds that auto_LiRPA 0.3 gives for softmax over a box of logits, by intervals, hold.",
-    assumptions=("auto_LiRPA 0.3, its softmax operator by intervals, which is not its default",),
-    requires=("auto_LiRPA==0.3",),
-    subject=_softmax_by_auto_lirpa,
-    sabotage={"bounds from the corners": _softmax_by_corners},
-    picture=_softmax_picture,
-)
-def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
-    _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
-    weight = softmax([arb(x) for x in _CORNER])[1]
-    says = "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator"
-    facts = {"bound": float(most[1]), "weight": weight.str(15, radius=False), "version": "auto_LiRPA 0.3"}
-    yield counterexample(bool(weight > arb(float(most[1]))), says, "balls of python-flint", **facts)
-
-
-def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
-    """x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself."""
-    # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
-    x = math.log(1 + 10.0 ** -float(exponent))
-    low, high = map(ball, enclosure(x))
-    return (low - arb(x).exp()).max(arb(x).exp() - high)
-
-
 def _softmax(bounds: Bounds, *case: arb) -> arb:
     """A box for two logits, and its corners."""
     box = torch.tensor([sorted(map(float, case[at : at + 2])) for at in (0, 2)], dtype=torch.float64)
@@ -154,7 +126,22 @@ def _softmax(bounds: Bounds, *case: arb) -> arb:
     return most(missed)
 
 
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "mpmath-iv-exp": Falsifier({"a": (0, 6)}, _exponential),
-    "auto-lirpa-softmax": Falsifier(numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax),
-}
+@claim(
+    "auto-lirpa-softmax",
+    expected="refuted",
+    statement=r"x \in [\ell, u] \;\Rightarrow\; \mathrm{softmax}(x)_i \le \overline{\mathrm{softmax}}_i(\ell, u)"
+    r" \text{ as auto\_LiRPA computes it}",
+    plain="The bounds that auto_LiRPA 0.3 gives for softmax over a box of logits, by intervals, hold.",
+    assumptions=("auto_LiRPA 0.3, its softmax operator by intervals, which is not its default",),
+    requires=("auto_LiRPA==0.3",),
+    subject=_softmax_by_auto_lirpa,
+    sabotage={"bounds from the corners": _softmax_by_corners},
+    picture=_softmax_picture,
+    falsifier=Falsifier(numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax),
+)
+def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
+    _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
+    weight = softmax([arb(x) for x in _CORNER])[1]
+    says = "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator"
+    facts = {"bound": float(most[1]), "weight": weight.str(15, radius=False), "version": "auto_LiRPA 0.3"}
+    yield counterexample(bool(weight > arb(float(most[1]))), says, "balls of python-flint", **facts)

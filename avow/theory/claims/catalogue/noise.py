@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
-from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
+from sympy import Matrix, Rational, Symbol, erf, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, dot, most, normal_cdf, softmax
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on
+from avow.theory.claims.elementary import exp
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
@@ -41,6 +41,28 @@ def _even_picture() -> Chart:
     return curves(title, "αβ²", "probability", [10 ** (i / 10) for i in range(-40, 41)], chance, log_x=True)
 
 
+def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
+    """Two orthonormal means, turned in their plane."""
+    sine, cosine = (2 * arb.pi() * turn).sin_cos()
+    return (cosine, sine), (-sine, cosine)
+
+
+def _still_averages(variance: Formula, quiet: arb, loud: arb, _: arb) -> arb:
+    """Two keys with orthonormal means, turned by a part of a full turn."""
+    # To average is to have both weights within ¼ of ½, which is |gap| ≤ ln 3, at least every other time.
+    return arb(1) / 2 - (arb(3).log() / (8 * 10**-quiet * (10**loud) ** 2).sqrt()).erf()
+
+
+def _variance_excess(variance: Formula, quiet: arb, loud: arb, turn: arb) -> arb:
+    alpha, beta = 10**-quiet, 10**loud
+    query = [beta * (a + b) for a, b in zip(*_turned(turn), strict=True)]
+    # Each of the two keys moves by itself, each coordinate with variance α.
+    return abs(variance(alpha, beta) / (2 * alpha * dot(query, query)) - 1)
+
+
+_QUIET_AND_LOUD = {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)}
+
+
 @claim(
     "noise-isotropic",
     expected="corrected",
@@ -58,6 +80,7 @@ def _even_picture() -> Chart:
         "a query that does not amplify noise": lambda alpha, beta: 4 * alpha,
     },
     picture=_even_picture,
+    falsifier=Falsifier(_QUIET_AND_LOUD, _still_averages, _variance_excess),
 )
 def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     spread = alpha * sympy.eye(3)
@@ -103,13 +126,6 @@ def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
 
 
-class Stretch(NamedTuple):
-    """The two lengths a key may come in."""
-
-    short: Rational
-    long: Rational
-
-
 def _stretch_picture() -> Table:
     rows = []
     for n, eps, c in itertools.product((10, 1000, 100000), (0.1, 0.01), (0.5, 1.0, 1.5)):
@@ -117,6 +133,16 @@ def _stretch_picture() -> Table:
         whole = t**c + t + n - 2
         rows.append((n, eps, c, t**c / whole, t / whole))
     return Table("Weights when key 1 comes c times as long", ("keys", "ε", "c", "on value 1", "on value 2"), rows)
+
+
+def _one_or_other(stretch: tuple[Rational, Rational], eps: arb, n: int) -> arb:
+    ratio = n / eps
+    broken = []
+    for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
+        first = (ball(Fraction(length)) * ratio.log()).exp()
+        weights = [term / (first + ratio + n - 2) for term in (first, ratio)]
+        broken.append(abs(weights[0] / weights[1] / root - 1))
+    return most(broken)
 
 
 @claim(
@@ -127,14 +153,15 @@ def _stretch_picture() -> Table:
     plain="If key 1 comes half or one and a half times as long, the query of an average gives one value or the other,"
     " never their mean.",
     assumptions=("real arithmetic", "u, k_2, …, k_n orthonormal", "n ≥ 2, 0 < ε ≤ 1"),
-    subject=Stretch(Rational(1, 2), Rational(3, 2)),
+    subject=(Rational(1, 2), Rational(3, 2)),
     sabotage={
-        "a key of the right length": Stretch(Rational(1), Rational(1)),
-        "a key that is only ever too long": Stretch(Rational(5, 4), Rational(3, 2)),
+        "a key of the right length": (Rational(1), Rational(1)),
+        "a key that is only ever too long": (Rational(5, 4), Rational(3, 2)),
     },
     picture=_stretch_picture,
+    falsifier=Falsifier({"ε": (0.01, 0.99), "n": range(2, 1001)}, _one_or_other),
 )
-def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
+def noise_one_key_discrete(stretch: tuple[Rational, Rational]) -> Iterator[Evidence]:
     # n/ε = z², so both powers are visible; n − 2 others.
     z, free, others = symbols(positive="z varepsilon", integer_nonnegative="j")
     eps = (others + 2) / z**2
@@ -150,26 +177,19 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     says = "or v_2, to ε; with equal chances the mean is never seen"
     yield identity(sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo), 1 / (1 + free), says)
     for c, near in zip(stretch, ((0.0031, 0.987), (0.9968, 0.0032)), strict=True):
-        yield _near(c, near)
+        ratio = arb(1000) * 100
+        raised = (ratio.log() * int(c.p) / int(c.q)).exp()
+        weights = [term / (raised + ratio + 998) for term in (raised, ratio)]
+        close = all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights, near, strict=True))
+        says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
+        facts = {"n": 1000, "eps": 0.01, "first": weights[0].str(12), "second": weights[1].str(12)}
+        yield enclosed(close, says, False, **facts)
     t = math.log(1000 / 0.01)
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
     analysis = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
     says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
     facts = {"errors": [outcome.error[0] for outcome in analysis.outcomes]}
-    yield enclosed(lambda: analysis.success == (0.0, 0.0), says, False, **facts)
-
-
-def _near(c: Rational, near: tuple[float, float]) -> Evidence:
-    def weights() -> tuple[arb, arb]:
-        t = arb(1000) * 100
-        raised = (t.log() * int(c.p) / int(c.q)).exp()
-        return raised / (raised + t + 998), t / (raised + t + 998)
-
-    def close() -> bool:
-        return all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True))
-
-    facts = {"n": 1000, "eps": 0.01, "first": weights()[0].str(12), "second": weights()[1].str(12)}
-    return enclosed(close, f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places", False, **facts)
+    yield enclosed(analysis.success == (0.0, 0.0), says, False, **facts)
 
 
 class Scaled(NamedTuple):
@@ -187,6 +207,23 @@ def _scaled_picture() -> Chart:
     }
     title = "Key a is X ~ N(1, ½) times its mean: how its weight is distributed"
     return curves(title, "w", "P(α_a ≤ w)", [i / 200 for i in range(1, 200)], series)
+
+
+def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
+    """Key a is X times its mean, which is turned by a part of a full turn."""
+    stated = 1 / (1 + (beta * (1 - x)).exp())
+    return (abs(x - 1) - arb(1) / 2).max(abs(softmax([beta * x, beta])[1] - stated))
+
+
+def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
+    weights = [weight(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
+    # Along its own mean, a covariance of ½μμᵀ has this variance.
+    mean, _ = _turned(turn)
+    along = dot(mean, mean) ** 2 / 2
+    variances = ball(Fraction(scaled.variance)), along
+    chances = [normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
+    pairs = zip([*weights, chances[0]], [*softmax([beta * x, beta]), chances[1]], strict=True)
+    return most([abs(claimed - true) for claimed, true in pairs])
 
 
 @claim(
@@ -207,6 +244,7 @@ def _scaled_picture() -> Chart:
         "½ taken for the standard deviation": Scaled(variance=Rational(1, 4)),
     },
     picture=_scaled_picture,
+    falsifier=Falsifier({"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)}, _within_reach, _logistic_excess),
 )
 def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     outside = (arb(1) / 2).erfc()
@@ -238,59 +276,4 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
     facts = {"mean": list(analysis.mean), "variance": list(analysis.variance)}
-    yield enclosed(lambda: analysis.variance[0] > 0.249, says, True, **facts)
-
-
-def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
-    """Two orthonormal means, turned in their plane."""
-    sine, cosine = (2 * arb.pi() * turn).sin_cos()
-    return (cosine, sine), (-sine, cosine)
-
-
-def _still_averages(variance: Formula, quiet: arb, loud: arb, _: arb) -> arb:
-    """Two keys with orthonormal means, turned by a part of a full turn."""
-    # To average is to have both weights within ¼ of ½, which is |gap| ≤ ln 3, at least every other time.
-    return arb(1) / 2 - (arb(3).log() / (8 * 10**-quiet * (10**loud) ** 2).sqrt()).erf()
-
-
-def _variance_excess(variance: Formula, quiet: arb, loud: arb, turn: arb) -> arb:
-    alpha, beta = 10**-quiet, 10**loud
-    query = [beta * (a + b) for a, b in zip(*_turned(turn), strict=True)]
-    # Each of the two keys moves by itself, each coordinate with variance α.
-    return abs(variance(alpha, beta) / (2 * alpha * dot(query, query)) - 1)
-
-
-def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
-    ratio = n / eps
-    broken = []
-    for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
-        first = (ball(Fraction(length)) * ratio.log()).exp()
-        weights = [term / (first + ratio + n - 2) for term in (first, ratio)]
-        broken.append(abs(weights[0] / weights[1] / root - 1))
-    return most(broken)
-
-
-def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
-    """Key a is X times its mean, which is turned by a part of a full turn."""
-    stated = 1 / (1 + (beta * (1 - x)).exp())
-    return (abs(x - 1) - arb(1) / 2).max(abs(softmax([beta * x, beta])[1] - stated))
-
-
-def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
-    weights = [interval_function(weight, 2)(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
-    # Along its own mean, a covariance of ½μμᵀ has this variance.
-    mean, _ = _turned(turn)
-    along = dot(mean, mean) ** 2 / 2
-    variances = ball(Fraction(scaled.variance)), along
-    chances = [normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
-    pairs = zip([*weights, chances[0]], [*softmax([beta * x, beta]), chances[1]], strict=True)
-    return most([abs(claimed - true) for claimed, true in pairs])
-
-
-_QUIET_AND_LOUD = {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "noise-isotropic": Falsifier(_QUIET_AND_LOUD, _still_averages, _variance_excess),
-    "noise-one-key-discrete": Falsifier({"ε": (0.01, 0.99), "n": range(2, 1001)}, _one_or_other),
-    "noise-one-key-gauss": Falsifier({"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)}, _within_reach, _logistic_excess),
-}
+    yield enclosed(analysis.variance[0] > 0.249, says, True, **facts)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from functools import cache
 from typing import Any, NamedTuple
 
 import sympy
@@ -13,8 +12,7 @@ from sympy import Rational, Symbol
 
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, most, precision, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
-from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, Ranges, Versions, claims_on, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
 
 claim = claims_on("dynamics")
@@ -51,6 +49,15 @@ def _momentum_picture() -> Chart:
     return Chart("The same average as momentum, two conversions", "step", "Δθ for a gradient of 1", series)
 
 
+def _momentum(conversion: Formula, beta: arb, delta: arb, *gradients: arb) -> arb:
+    alpha, rate = conversion(beta, delta)
+    steps = zip(_travelled(alpha, rate, gradients), _averaged(beta, delta, gradients), strict=True)
+    return most([abs(one - other) for one, other in steps])
+
+
+_BETA: Ranges = {"β": (0.01, 0.99)}
+
+
 @claim(
     "momentum-ema",
     expected="corrected",
@@ -69,6 +76,7 @@ def _momentum_picture() -> Chart:
         "a conversion that is right to begin with": CONVERSION._replace(stated=CONVERSION.amended),
     },
     picture=_momentum_picture,
+    falsifier=Falsifier(_BETA | {"δ": (0.01, 3)} | numbered("g₁ g₂ g₃", -2, 2), *of_versions(_momentum)),
 )
 def momentum_ema(momenta: Versions) -> Iterator[Evidence]:
     half, two, ones = Fraction(1, 2), Fraction(2), [Fraction(1), Fraction(1)]
@@ -94,6 +102,12 @@ def _ema_picture() -> Chart:
     return curves("What an average remembers", "steps ago", "weight of the gradient", list(range(40)), weights)
 
 
+def _unrolled(weight: Formula, beta: arb, *gradients: arb) -> arb:
+    last = len(gradients)
+    unrolled = total([weight(beta, last, i + 1) * gradient for i, gradient in enumerate(gradients)])
+    return abs(_travelled(beta, 1 - beta, gradients)[-1] + unrolled)
+
+
 @claim(
     "ema-unrolled",
     expected="proved",
@@ -107,6 +121,7 @@ def _ema_picture() -> Chart:
         "one step older": lambda beta, t, i: (1 - beta) * beta ** (t - i + 1),
     },
     picture=_ema_picture,
+    falsifier=Falsifier(_BETA | numbered("g₁ g₂ g₃ g₄", -2, 2), _unrolled),
 )
 def ema_unrolled(weight: Formula) -> Iterator[Evidence]:
     b, t, i = symbols(positive="beta", integer_positive="t i")
@@ -125,6 +140,11 @@ def _bias_picture() -> Chart:
     return curves("The share of E g that an average from 0 has reached", "t", "1 − β^t", list(range(1, 61)), shares)
 
 
+def _bias(total: Formula, beta: arb, mean: arb) -> arb:
+    steps = enumerate(_travelled(beta, 1 - beta, [mean] * 5), start=1)
+    return most([abs(step + total(beta, t) * mean) for t, step in steps])
+
+
 @claim(
     "ema-bias",
     expected="proved",
@@ -137,10 +157,11 @@ def _bias_picture() -> Chart:
     sabotage={
         "a step too far": lambda beta, t: 1 - beta ** (t + 1),
         "the limit's": lambda beta, t: 1 - beta,
-        "none": lambda beta, t: sympy.Integer(1),
+        "none": lambda beta, t: beta / beta,
     },
     picture=_bias_picture,
     needs=("ema-unrolled",),
+    falsifier=Falsifier(_BETA | {"E g": (-2, 2)}, _bias),
 )
 def ema_bias(total: Formula) -> Iterator[Evidence]:
     b, mean, t = symbols(positive="beta", real="mu", integer_positive="t")
@@ -183,6 +204,11 @@ def _decay_picture() -> Chart:
     return Chart("A weight without a gradient of its own, η = 0.1, γ = 0.25", "step", "θ", series)
 
 
+def _decay(rate: Formula, theta: arb, gradient: arb, eta: arb, gamma: arb) -> arb:
+    penalised = theta - eta * (gradient + 2 * gamma * theta)
+    return abs(penalised - ((1 - rate(eta, gamma)) * theta - eta * gradient))
+
+
 @claim(
     "sgd-l2-decay",
     expected="proved",
@@ -197,6 +223,7 @@ def _decay_picture() -> Chart:
         "the step size forgotten": lambda eta, gamma: 2 * gamma,
     },
     picture=_decay_picture,
+    falsifier=Falsifier(numbered("θ g", -2, 2) | numbered("η γ", 0.01, 1), _decay),
 )
 def sgd_l2_decay(rate: Formula) -> Iterator[Evidence]:
     theta, rest, g, alpha, start = symbols(real="theta R g", positive="alpha theta_0")
@@ -230,6 +257,18 @@ def _adam_picture() -> Chart:
     return Chart(title, "√v̂, the size of its gradients", "share of the weight", series, log_x=True, log_y=True)
 
 
+def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb, root: arb, more: arb, e: arb) -> arb:
+    """Two weights, one with a √v̂ that is larger by `more`."""
+
+    def taken(rule: Formula, strength: arb, r: arb) -> arb:
+        """What a step takes of a weight: each rule is a line in θ."""
+        return 1 - (rule(theta + 1, g, eta, strength, r, e) - rule(theta, g, eta, strength, r, e))
+
+    shrunk, less = (taken(rules.penalised, gamma, r) for r in (root, root + more))
+    decoupled = taken(rules.decoupled, decay, root)
+    return most([abs(shrunk - 2 * eta * gamma / (root + e)), less - shrunk, abs(decoupled - eta * decay)])
+
+
 @claim(
     "adam-l2-vs-w",
     expected="proved",
@@ -256,6 +295,9 @@ def _adam_picture() -> Chart:
     },
     picture=_adam_picture,
     needs=("ema-bias",),
+    falsifier=Falsifier(
+        numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}, _adam
+    ),
 )
 def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
     theta, g, m, added, t, e = symbols(real="theta g m c", integer_positive="t", nonnegative="e")
@@ -313,6 +355,13 @@ def _l2_picture() -> Table:
     return Table("Where ½(θ − 1)² + γθ² ends", headings, rows)
 
 
+def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
+    """Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without."""
+    # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
+    bare, penalised = (_with_momentum(times * ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty))
+    return abs(bare) - abs(penalised)
+
+
 @claim(
     "l2-only-sgd",
     expected="refuted",
@@ -323,6 +372,7 @@ def _l2_picture() -> Table:
     sabotage={"no penalty at all": Fraction(0)},
     picture=_l2_picture,
     needs=("adam-l2-vs-w",),
+    falsifier=Falsifier({"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)}, _only_plain),
 )
 def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
     theta = Symbol("theta", real=True)
@@ -341,63 +391,3 @@ def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
         apart = bool(adam[0] < arb(fmpq(11, 20)) and adam[1] > arb(fmpq(19, 20)))
     says = "Adam, 150 steps: with γ = ½ it ends near ½, without near 1"
     yield counterexample(apart, says, "balls", with_penalty=adam[0].str(8), without=adam[1].str(8))
-
-
-def _momentum(conversion: Formula, beta: arb, delta: arb, *gradients: arb) -> arb:
-    alpha, rate = conversion(beta, delta)
-    steps = zip(_travelled(alpha, rate, gradients), _averaged(beta, delta, gradients), strict=True)
-    return most([abs(one - other) for one, other in steps])
-
-
-def _unrolled(weight: Formula, beta: arb, *gradients: arb) -> arb:
-    last = len(gradients)
-    unrolled = total([weight(beta, last, i + 1) * gradient for i, gradient in enumerate(gradients)])
-    return abs(_travelled(beta, 1 - beta, gradients)[-1] + unrolled)
-
-
-@cache
-def _shares(total: Formula) -> list[Callable[..., arb]]:
-    return [interval_function(lambda beta, t=t: total(beta, t), 1) for t in range(1, 6)]
-
-
-def _bias(total: Formula, beta: arb, mean: arb) -> arb:
-    shares = _shares(total)
-    steps = _travelled(beta, 1 - beta, [mean] * len(shares))
-    return most([abs(step + share(beta) * mean) for step, share in zip(steps, shares, strict=True)])
-
-
-def _decay(rate: Formula, theta: arb, gradient: arb, eta: arb, gamma: arb) -> arb:
-    penalised = theta - eta * (gradient + 2 * gamma * theta)
-    return abs(penalised - ((1 - rate(eta, gamma)) * theta - eta * gradient))
-
-
-def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb, root: arb, more: arb, e: arb) -> arb:
-    """Two weights, one with a √v̂ that is larger by `more`."""
-
-    def taken(rule: Formula, strength: arb, r: arb) -> arb:
-        """What a step takes of a weight: each rule is a line in θ."""
-        return 1 - (rule(theta + 1, g, eta, strength, r, e) - rule(theta, g, eta, strength, r, e))
-
-    shrunk, less = (taken(rules.penalised, gamma, r) for r in (root, root + more))
-    decoupled = taken(rules.decoupled, decay, root)
-    return most([abs(shrunk - 2 * eta * gamma / (root + e)), less - shrunk, abs(decoupled - eta * decay)])
-
-
-def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
-    """Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without."""
-    # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
-    bare, penalised = (_with_momentum(times * ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty))
-    return abs(bare) - abs(penalised)
-
-
-_BETA: Ranges = {"β": (0.01, 0.99)}
-_STEP = numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "momentum-ema": Falsifier(_BETA | {"δ": (0.01, 3)} | numbered("g₁ g₂ g₃", -2, 2), *of_versions(_momentum)),
-    "ema-unrolled": Falsifier(_BETA | numbered("g₁ g₂ g₃ g₄", -2, 2), _unrolled),
-    "ema-bias": Falsifier(_BETA | {"E g": (-2, 2)}, _bias),
-    "sgd-l2-decay": Falsifier(numbered("θ g", -2, 2) | numbered("η γ", 0.01, 1), _decay),
-    "adam-l2-vs-w": Falsifier(_STEP, _adam),
-    "l2-only-sgd": Falsifier({"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)}, _only_plain),
-}

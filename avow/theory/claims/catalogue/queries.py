@@ -8,21 +8,20 @@ dimension, so coordinates in an orthonormal basis of that span lose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import cache
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from flint import arb
-from sympy import Matrix, Rational, Symbol, exp, log, sqrt
+from sympy import Matrix, Rational, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
 from avow.numerics.intervals import ball, most, softmax, total
-from avow.theory.claims.claim import Evidence, Formula, Unproved, claims_on
-from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, Ranges, Unproved, claims_on, numbered
+from avow.theory.claims.elementary import exp, log, sqrt
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
@@ -56,6 +55,21 @@ def _copy_separated_picture() -> Chart:
     return curves(title, "length of the query", "weight on key 1", lengths, weights)
 
 
+def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
+    """Key i lies 20° + 160°·turn away from key 1, all of them of length 1."""
+    # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
+    cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
+    keys, apart = arb(len(turns) + 1), (2 - 2 * most(cosines)).sqrt()
+
+    def missing(length: arb) -> arb:
+        return 1 / (1 + eps) - 1 / (1 + total((length * (cosine - 1)).exp() for cosine in cosines))
+
+    return missing(lengths.general(keys, eps, apart)).max(missing(lengths.stated(keys, eps)).min(apart - 1))
+
+
+EPSILON: Ranges = {"ε": (0.01, 0.99)}
+
+
 @claim(
     "copy-separated",
     expected="proved",
@@ -72,6 +86,7 @@ def _copy_separated_picture() -> Chart:
     },
     picture=_copy_separated_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(EPSILON | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1), _separated),
 )
 def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
     cosine, r, t = symbols(real="c", positive="r", nonnegative="t")
@@ -91,14 +106,11 @@ def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
     yield enough()
     along = lengths.stated(n, eps) * first
     yield identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
-
-    def weight() -> arb:
-        """Of a thousand keys with ε = 1/100, the others all at 60° to k_1."""
-        return 1 / (1 + 999 * (-arb(10**5).log()).exp())
-
-    facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight().str(12)}
+    # Of a thousand keys with ε = 1/100, the others all at 60° to k_1.
+    weight = 1 / (1 + 999 * (-arb(10**5).log()).exp())
+    facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight.str(12)}
     says, promised = "the nearest keys allowed, all at 60° to k_1", Fraction(100, 101)
-    yield enclosed(lambda: weight() > ball(promised), says, False, **facts, promised=str(promised))
+    yield enclosed(weight > ball(promised), says, False, **facts, promised=str(promised))
     yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
 
 
@@ -118,6 +130,15 @@ def _copy_shortest_picture() -> Chart:
     return curves("How long a query must be to copy, ε = 0.01", "keys", "length", counts, lengths, log_x=True)
 
 
+def _shorter(query: Formula, eps: arb, n: int) -> arb:
+    """n orthonormal keys, and the shorter query made for 0.999·ε."""
+    # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
+    along, against = query(arb(n), eps * 999 / 1000)
+    weight = 1 / (1 + (n - 1) * (against - along).exp())
+    length = (along * along + (n - 1) * against * against).sqrt()
+    return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
+
+
 @claim(
     "copy-shortest",
     expected="refuted",
@@ -126,20 +147,18 @@ def _copy_shortest_picture() -> Chart:
     plain="The query 2·ln(n/ε)·k_1 is about as short as a query that copies can be: none is half as long.",
     assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1", "the counterexample has orthonormal keys"),
     # q = a·k_1 + b·Σ k_i: what a shorter query has along the key it copies, and along every other.
-    subject=lambda n, eps, log: ((n - 1) / n * log((n - 1) / eps), -log((n - 1) / eps) / n),
+    subject=lambda n, eps: ((n - 1) / n * log((n - 1) / eps), -log((n - 1) / eps) / n),
     sabotage={
-        "as long, but along key 1 alone": lambda n, eps, log: (
-            ((n - 1) / n) ** Rational(1, 2) * log((n - 1) / eps),
-            0 * eps,
-        ),
-        "half of it": lambda n, eps, log: ((n - 1) / n * log((n - 1) / eps) / 2, -log((n - 1) / eps) / n / 2),
-        "the stated query itself": lambda n, eps, log: (2 * log(n / eps), 0 * eps),
+        "as long, but along key 1 alone": lambda n, eps: (sqrt((n - 1) / n) * log((n - 1) / eps), 0 * eps),
+        "half of it": lambda n, eps: ((n - 1) / n * log((n - 1) / eps) / 2, -log((n - 1) / eps) / n / 2),
+        "the stated query itself": lambda n, eps: (2 * log(n / eps), 0 * eps),
     },
     picture=_copy_shortest_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(EPSILON | {"n": range(2, 201)}, _shorter),
 )
 def copy_shortest(query: Formula) -> Iterator[Evidence]:
-    on_first, on_others = query(n, eps, log)
+    on_first, on_others = query(n, eps)
     gap = log((n - 1) / eps)
     square = on_first**2 + (n - 1) * on_others**2
     least = (n - 1) / n * gap**2
@@ -169,7 +188,7 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
     yield identity(gap**2 / middle.dot(middle), (2 * gap) ** 2, says)
     for count in (10, 1000):
         # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
-        along, against = query(arb(count), arb(999) / 100000, lambda x: x.log())
+        along, against = query(arb(count), arb(999) / 100000)
         length = (along**2 + (count - 1) * against**2).sqrt()
         weight = 1 / (1 + (count - 1) * (against - along).exp())
         stated, promised = 2 * (arb(count) / (arb(1) / 100)).log(), 1 / (1 + arb(1) / 100)
@@ -201,6 +220,30 @@ def _copy_possible_picture() -> Chart:
     return curves(title, "length of the query", "weight on key 1", lengths, weights)
 
 
+def _uncopied(hull: Hull, eps: arb, target: arb, one: arb, two: arb, *_: arb) -> arb:
+    """Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃."""
+    before, after = target - one.min(two), one.max(two) - target
+    if not (before > 0 and after > 0):
+        # Outside the others, or level with one: a longer query always gains.
+        return before.min(after)
+    # The weight 1/(1 + e^(after·y) + e^(−before·y)) is largest where its slope is zero.
+    y = (before / after).log() / (before + after)
+    return 1 / (1 + eps) - 1 / (1 + (after * y).exp() + (-before * y).exp())
+
+
+def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: arb, query: arb) -> arb:
+    own = 1 / (1 + (query * (1 - hull.target)).exp() + (-query * (1 + hull.target)).exp())
+    # Shares of a convex combination are not negative.
+    part = abs(share) if hull.share.is_nonnegative else share
+    inside = part * one + (1 - part) * two
+    mixed = softmax([query * inside, query * one, query * two])[0]
+    # Outside, the query from the nearest end to the key copies once it is long enough.
+    away = 1 + abs(target)
+    length = (2 / eps).log() / (away * away)
+    copied = softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
+    return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
+
+
 @claim(
     "copy-possible",
     expected="corrected",
@@ -218,6 +261,7 @@ def _copy_possible_picture() -> Chart:
     },
     picture=_copy_possible_picture,
     needs=("copy-gap",),
+    falsifier=Falsifier(EPSILON | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}, _uncopied, _by_its_hull),
 )
 def copy_possible(hull: Hull) -> Iterator[Evidence]:
     y = Symbol("y", real=True)
@@ -280,64 +324,16 @@ def _outside() -> Iterator[Evidence]:
     yield rational(min(6 - sum(corner) for corner in [(0, 0), (4, 0), (0, 4)]) == 2, says, True, query="(1, 1)", gap=2)
 
 
-def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
-    """Key i lies 20° + 160°·turn away from key 1, all of them of length 1."""
-    stated, general = interval_function(lengths.stated, 2), interval_function(lengths.general, 3)
-    # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
-    cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
-    keys, apart = arb(len(turns) + 1), (2 - 2 * most(cosines)).sqrt()
-
-    def missing(length: arb) -> arb:
-        return 1 / (1 + eps) - 1 / (1 + total((length * (cosine - 1)).exp() for cosine in cosines))
-
-    return missing(general(keys, eps, apart)).max(missing(stated(keys, eps)).min(apart - 1))
-
-
-@cache
-def _query_parts(query: Formula) -> list[Callable[..., arb]]:
-    return [interval_function(lambda n, eps, i=i: query(n, eps, log)[i], 2) for i in (0, 1)]
-
-
-def _shorter(query: Formula, eps: arb, n: int) -> arb:
-    """n orthonormal keys, and the shorter query made for 0.999·ε."""
-    # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
-    along, against = (part(n, eps * 999 / 1000) for part in _query_parts(query))
-    weight = 1 / (1 + (n - 1) * (against - along).exp())
-    length = (along * along + (n - 1) * against * against).sqrt()
-    return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
-
-
-def _uncopied(hull: Hull, eps: arb, target: arb, one: arb, two: arb, *_: arb) -> arb:
-    """Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃."""
-    before, after = target - one.min(two), one.max(two) - target
-    if not (before > 0 and after > 0):
-        # Outside the others, or level with one: a longer query always gains.
-        return before.min(after)
-    # The weight 1/(1 + e^(after·y) + e^(−before·y)) is largest where its slope is zero.
-    y = (before / after).log() / (before + after)
-    return 1 / (1 + eps) - 1 / (1 + (after * y).exp() + (-before * y).exp())
-
-
-def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: arb, query: arb) -> arb:
-    own = 1 / (1 + (query * (1 - hull.target)).exp() + (-query * (1 + hull.target)).exp())
-    # Shares of a convex combination are not negative.
-    part = abs(share) if hull.share.is_nonnegative else share
-    inside = part * one + (1 - part) * two
-    mixed = softmax([query * inside, query * one, query * two])[0]
-    # Outside, the query from the nearest end to the key copies once it is long enough.
-    away = 1 + abs(target)
-    length = (2 / eps).log() / (away * away)
-    copied = softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
-    return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
-
-
-EPSILON: Ranges = {"ε": (0.01, 0.99)}
-
-
 def _average_picture() -> Chart:
     weights = {f"{n} keys": lambda t, n=n: t / (2 * t + n - 2) for n in (3, 100, 10000)}
     title, ts = "Averaging two of n orthonormal keys", [10 ** (i / 10) for i in range(71)]
     return curves(title, "t, for q = ln(t)(k_a + k_b)", "each weight", ts, weights, log_x=True)
+
+
+def _average(query: Formula, eps: arb, count: int) -> arb:
+    scores = query(count, eps)
+    whole = scores[0].exp() + scores[1].exp() + (count - 2)
+    return most([1 / (2 + eps) - score.exp() / whole for score in scores])
 
 
 @claim(
@@ -347,17 +343,18 @@ def _average_picture() -> Chart:
     r"\frac{1}{2+\varepsilon},\ \|q\| \le 2\sqrt2\ln(n/\varepsilon)",
     plain="Among orthonormal keys, ln(n/ε) times the sum of two of them shares the weight evenly between the two.",
     assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1"),
-    subject=lambda n, eps, log: (log(n / eps), log(n / eps)),
+    subject=lambda n, eps: (log(n / eps), log(n / eps)),
     sabotage={
-        "blind to how many keys there are": lambda n, eps, log: (log(1 / eps), log(1 / eps)),
-        "more of one key": lambda n, eps, log: (log(n / eps), 2 * log(n / eps)),
+        "blind to how many keys there are": lambda n, eps: (log(1 / eps), log(1 / eps)),
+        "more of one key": lambda n, eps: (log(n / eps), 2 * log(n / eps)),
     },
     picture=_average_picture,
+    falsifier=Falsifier(EPSILON | {"n": range(2, 201)}, _average),
 )
 def average_two(query: Formula) -> Iterator[Evidence]:
     others = Symbol("j", integer=True, nonnegative=True)
     count = others + 2
-    on = query(count, eps, log)
+    on = query(count, eps)
     total = exp(on[0]) + exp(on[1]) + others
     weights = [exp(score) / total for score in on]
     t = count / eps
@@ -367,10 +364,10 @@ def average_two(query: Formula) -> Iterator[Evidence]:
     yield identity(on[0] ** 2 + on[1] ** 2, 2 * log(t) ** 2, "its norm is √2·ln(n/ε)")
     spare = 2 * sqrt(2) * log(t) - sqrt(2) * log(t)
     yield nonnegative(spare.subs(eps, below_one), "half of the norm allowed")
-    scores = query(arb(1000), arb(1) / 100, lambda x: x.log())
+    scores = query(arb(1000), arb(1) / 100)
     weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
     facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
-    yield enclosed(lambda: bool(weight > 1 / (2 + arb(1) / 100)), "a thousand keys, ε = 0.01", False, **facts)
+    yield enclosed(weight > 1 / (2 + arb(1) / 100), "a thousand keys, ε = 0.01", False, **facts)
     average = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
     yield kept(average, "the library's query for two of fifty keys", norm=average.norm)
 
@@ -382,6 +379,14 @@ def _mixture_picture() -> Table:
         rows.append((t, *(round(w * math.exp(t) / whole, 6) for w in (0.5, 0.3, 0.2)), (1000 - 3) / whole))
     title = "Weights reached on three of 1000 orthonormal keys, asked for ½, 0.3, 0.2"
     return Table(title, ("t", "first", "second", "third", "distance from the target"), rows)
+
+
+def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
+    """Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys."""
+    targets = [part / total(parts) for part in parts]
+    terms = [score(t, target).exp() for target in targets]
+    scale = t.exp() / (t.exp() + outside)
+    return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
 
 
 @claim(
@@ -398,6 +403,7 @@ def _mixture_picture() -> Table:
         "a product in place of the sum": lambda t, w: t * log(w),
     },
     picture=_mixture_picture,
+    falsifier=Falsifier({"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1), _mixture),
 )
 def mixture_any(score: Formula) -> Iterator[Evidence]:
     w, rest, partition, outside = symbols(positive="w rho Z", integer_positive="j")
@@ -437,30 +443,3 @@ def _out_of_reach() -> Iterator[Evidence]:
         "the library refuses them, with a combination of the keys that vanishes: Σ c_i·ln α_i = 0, and not for these",
         combination=[str(c) for c in combination],
     )
-
-
-def _average(query: Formula, eps: arb, count: int) -> arb:
-    scores = query(count, eps, lambda x: x.log())
-    whole = scores[0].exp() + scores[1].exp() + (count - 2)
-    return most([1 / (2 + eps) - score.exp() / whole for score in scores])
-
-
-def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
-    """Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys."""
-    reached = interval_function(score, 2)
-    targets = [part / total(parts) for part in parts]
-    terms = [reached(t, target).exp() for target in targets]
-    scale = t.exp() / (t.exp() + outside)
-    return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
-
-
-_LINE = numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}
-_PARTS = {"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1)
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "copy-separated": Falsifier(EPSILON | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1), _separated),
-    "copy-shortest": Falsifier(EPSILON | {"n": range(2, 201)}, _shorter),
-    "copy-possible": Falsifier(EPSILON | _LINE, _uncopied, _by_its_hull),
-    "average-two": Falsifier(EPSILON | {"n": range(2, 201)}, _average),
-    "mixture-any": Falsifier(_PARTS, _mixture),
-}

@@ -5,8 +5,7 @@ What holds for every step is shown by induction: the first step, and from any st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -15,8 +14,7 @@ from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 
 from avow.core.chart import Chart, Table
 from avow.numerics.intervals import frobenius, most, norm, precision
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, Ranges, claims_on, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
 claim = claims_on("dynamics")
@@ -50,6 +48,26 @@ def _forms_picture() -> Table:
     return Table("Two recurrences, one network: σ(h) is g at every step", ("t", "h", "σ(h)", "g"), rows)
 
 
+def _column(entries: Sequence[arb]) -> arb_mat:
+    return arb_mat(len(entries), 1, entries)
+
+
+def _tanh(v: arb_mat) -> arb_mat:
+    return _column([entry.tanh() for entry in v.entries()])
+
+
+def _forms(forms: Forms, *case: arb) -> arb:
+    """Three steps with tanh, the input turning its sign."""
+    W, U = (arb_mat(2, 2, case[at : at + 4]) for at in (0, 4))
+    b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
+    g, apart = _tanh(h), []
+    for _ in range(3):
+        h, g = forms.h(h, x, W, U, b, _tanh), forms.g(g, x, W, U, b, _tanh)
+        apart += [abs(entry) for entry in (_tanh(h) - g).entries()]
+        x = -x
+    return most(apart)
+
+
 @claim(
     "rnn-two-forms",
     expected="proved",
@@ -65,6 +83,7 @@ def _forms_picture() -> Table:
         "no activation on the state": Forms(h=lambda h, x, W, U, b, sigma: W * h + U * x + b),
     },
     picture=_forms_picture,
+    falsifier=Falsifier(numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2), _forms),
 )
 def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
     W, U, b, h, g, x = sympy.symbols("W U b h_{t-1} g_{t-1} x_t", commutative=False)
@@ -99,14 +118,11 @@ CONTRACTION = Gradient()
 
 def jacobian(weights: arb_mat, start: Sequence[arb], steps: int) -> arb_mat:
     """:math:`\\partial h_T / \\partial h_0` of h_t = W tanh(h_{t-1}) + (½, …, ½), in balls."""
-
-    def diagonal(entries: Sequence[arb]) -> arb_mat:
-        return arb_mat([[x if i == j else arb(0) for j in range(len(start))] for i, x in enumerate(entries)])
-
-    h, product = start, diagonal([arb(1)] * len(start))
+    h, product = start, arb_mat(len(start), len(start), 1)
     for _ in range(steps):
         outs = [z.tanh() for z in h]
-        product = weights * diagonal([1 - out**2 for out in outs]) * product
+        sloped = [[(1 - out**2) * x for x in row] for out, row in zip(outs, product.tolist(), strict=True)]
+        product = weights * arb_mat(sloped)
         h = [x + arb(0.5) for x in (weights * _column(outs)).entries()]
     return product
 
@@ -117,10 +133,8 @@ def tenths(weights: tuple[tuple[int, ...], ...]) -> arb_mat:
 
 def _shorter(matrix: arb_mat, square: arb) -> bool:
     """Whether λ_max(MᵀM) is below a number: its multiple of I minus MᵀM has positive leading minors (Sylvester)."""
-    size = matrix.ncols()
-    gram = matrix.transpose() * matrix
-    gap = [[(square if i == j else arb(0)) - gram[i, j] for j in range(size)] for i in range(size)]
-    return all(arb_mat([row[:k] for row in gap[:k]]).det() > 0 for k in range(1, size + 1))
+    gap = (square - matrix.transpose() * matrix).tolist()
+    return all(arb_mat([row[:k] for row in gap[:k]]).det() > 0 for k in range(1, len(gap) + 1))
 
 
 def _gradient_picture() -> Chart:
@@ -130,6 +144,38 @@ def _gradient_picture() -> Chart:
         lengths = [float(frobenius(matrix).mid()) for matrix in jacobians]
     series = {"‖∂h_T/∂h_0‖ (Frobenius)": (steps, lengths), "√3 δ^T": (steps, [3**0.5 * 0.9**t for t in steps])}
     return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
+
+
+def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
+    """The matrix of these entries, its largest singular value as asked for."""
+    a, b, c, d = entries
+    # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
+    longest = (norm([a + d, b - c]) + norm([a - d, b + c])) / 2
+    return arb_mat(2, 2, [entry * largest / longest for entry in entries])
+
+
+def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
+    """How much longer a direction becomes: no more than the matrix's own length."""
+    return norm((product * _column(direction)).entries()) / norm(direction)
+
+
+def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
+    """σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v."""
+    example, tenth = tenths(gradient.weights), arb(9) / 10
+    entries, start, direction = rest[:4], rest[4:6], rest[6:]
+    # σ = γ·tanh has slopes of at most γ; its γ goes into the product with W.
+    weights = _scaled(entries, share * gradient.largest(delta, gamma).sqrt() * gamma)
+    broken = []
+    for steps in (1, 2, 4):
+        broken.append(_grown(jacobian(weights, start, steps), direction) - gradient.rate(delta) ** steps)
+        own = jacobian(example, [*start, *start][: example.nrows()], steps)
+        broken.append(_grown(own, [*direction, *direction][: example.nrows()]) - tenth**steps)
+    return most(broken)
+
+
+# Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
+_WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
+_GAMMA: Ranges = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
 
 
 @claim(
@@ -147,6 +193,7 @@ def _gradient_picture() -> Chart:
         "small eigenvalues in place of small singular values": CONTRACTION._replace(weights=((0, 40), (0, 0))),
     },
     picture=_gradient_picture,
+    falsifier=Falsifier({"δ": (0.05, 0.99)} | _GAMMA | _WALK, _vanishing),
 )
 def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
     yield from _one_step_contracts(gradient.largest(delta, gamma), gradient.rate(delta))
@@ -154,14 +201,10 @@ def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
     yield induction(lambda n: gradient.rate(delta) ** n, 0, 1, lambda length, n: gradient.rate(delta) * length, says)
     weights, start = tenths(gradient.weights), [arb(0)] * len(gradient.weights)
     says = "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)"
-    yield enclosed(lambda: _shorter(weights, arb(fmpq(81, 100))), says)
-
-    def short(steps: int) -> bool:
-        return _shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps))
-
+    yield enclosed(_shorter(weights, arb(fmpq(81, 100))), says)
     for steps in (1, 5, 20):
         says = f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors"
-        yield enclosed(partial(short, steps), says)
+        yield enclosed(_shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps)), says)
 
 
 def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:
@@ -209,6 +252,19 @@ def _explosion_picture() -> Chart:
     return Chart("Three gradients; the largest singular value is above 1/γ in all", "T", "length", series, log_y=True)
 
 
+def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
+    """As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ."""
+    # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
+    product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
+    # A gradient that explodes is longer after twenty steps than before the first.
+    return 1 - norm(product.entries())
+
+
+def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:
+    weights = _scaled(rest[:4], share * explosion.needed(gamma) * gamma)
+    return most([_grown(jacobian(weights, rest[4:6], steps), rest[6:]) - 1 for steps in (1, 2, 4)])
+
+
 @claim(
     "rnn-exploding",
     expected="corrected",
@@ -228,6 +284,7 @@ def _explosion_picture() -> Chart:
     },
     picture=_explosion_picture,
     needs=("rnn-vanishing",),
+    falsifier=Falsifier(_GAMMA | _WALK, _explodes, _needs),
 )
 def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     W = explosion.nilpotent
@@ -259,79 +316,3 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
 
     says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
     yield cover(stays, [(2.9, 3.0)], says, amended=True)
-
-
-def _column(entries: Sequence[arb]) -> arb_mat:
-    return arb_mat([[entry] for entry in entries])
-
-
-def _square(entries: Sequence[arb]) -> arb_mat:
-    return arb_mat([[*entries[:2]], [*entries[2:]]])
-
-
-def _tanh(v: arb_mat) -> arb_mat:
-    return _column([entry.tanh() for entry in v.entries()])
-
-
-def _forms(forms: Forms, *case: arb) -> arb:
-    """Three steps with tanh, the input turning its sign."""
-    W, U = _square(case[:4]), _square(case[4:8])
-    b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
-    g, apart = _tanh(h), []
-    for _ in range(3):
-        h, g = forms.h(h, x, W, U, b, _tanh), forms.g(g, x, W, U, b, _tanh)
-        apart += [abs(entry) for entry in (_tanh(h) - g).entries()]
-        x = -x
-    return most(apart)
-
-
-def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
-    """The matrix of these entries, its largest singular value as asked for."""
-    a, b, c, d = entries
-    # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
-    longest = (norm([a + d, b - c]) + norm([a - d, b + c])) / 2
-    return _square([entry * largest / longest for entry in entries])
-
-
-def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
-    """How much longer a direction becomes: no more than the matrix's own length."""
-    return norm((product * _column(direction)).entries()) / norm(direction)
-
-
-def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
-    """σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v."""
-    largest, rate = interval_function(gradient.largest, 2), interval_function(gradient.rate, 1)
-    example, tenth = tenths(gradient.weights), arb(9) / 10
-    entries, start, direction = rest[:4], rest[4:6], rest[6:]
-    # σ = γ·tanh has slopes of at most γ; its γ goes into the product with W.
-    weights = _scaled(entries, share * largest(delta, gamma).sqrt() * gamma)
-    broken = []
-    for steps in (1, 2, 4):
-        broken.append(_grown(jacobian(weights, start, steps), direction) - rate(delta) ** steps)
-        own = jacobian(example, [*start, *start][: example.nrows()], steps)
-        broken.append(_grown(own, [*direction, *direction][: example.nrows()]) - tenth**steps)
-    return most(broken)
-
-
-def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
-    """As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ."""
-    # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
-    product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
-    # A gradient that explodes is longer after twenty steps than before the first.
-    return 1 - norm(product.entries())
-
-
-def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:
-    weights = _scaled(rest[:4], share * explosion.needed(gamma) * gamma)
-    return most([_grown(jacobian(weights, rest[4:6], steps), rest[6:]) - 1 for steps in (1, 2, 4)])
-
-
-# Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
-_WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
-_GAMMA: Ranges = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "rnn-two-forms": Falsifier(numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2), _forms),
-    "rnn-vanishing": Falsifier({"δ": (0.05, 0.99)} | _GAMMA | _WALK, _vanishing),
-    "rnn-exploding": Falsifier(_GAMMA | _WALK, _explodes, _needs),
-}

@@ -18,8 +18,7 @@ from sympy import Rational, Symbol, cos, log, sin, sqrt
 
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
-from avow.theory.claims.random_search import Falsifier, numbered, of_versions
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, Versions, claims_on, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational, symbols
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
@@ -73,6 +72,10 @@ def _lines_picture(units: Units, name: str) -> Chart:
     return curves("The line x + 1 and networks said to be it", "x", "f(x)", xs, heights)
 
 
+def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
+    return abs(units.at(m, b, x) - (m * x + b))
+
+
 @claim(
     "relu-linear-a",
     expected="corrected",
@@ -90,6 +93,7 @@ def _lines_picture(units: Units, name: str) -> Chart:
         "a network that is right to begin with": Versions(TWO_UNITS, TWO_UNITS),
     },
     picture=lambda: _lines_picture(ONE_UNIT, "one unit"),
+    falsifier=Falsifier(numbered("m b x", -3, 3), *of_versions(_line)),
 )
 def relu_linear_a(lines: Versions) -> Iterator[Evidence]:
     one, zero = Fraction(1), Fraction(0)
@@ -114,6 +118,7 @@ def relu_linear_a(lines: Versions) -> Iterator[Evidence]:
     subject=OUTPUT_SLOPE,
     sabotage={"the two units that do it": TWO_UNITS},
     picture=lambda: _lines_picture(OUTPUT_SLOPE, "w_0 = [1, 1], w_1 = [1, 0]"),
+    falsifier=Falsifier(numbered("m b x", -3, 3), _line),
 )
 def relu_linear_b(units: Units) -> Iterator[Evidence]:
     one, zero = Fraction(1), Fraction(0)
@@ -159,6 +164,25 @@ def _square_picture() -> Chart:
     return Chart("How near ReLUs come to x² on [0, 1]", "hidden units", "largest error", series, True, True)
 
 
+def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
+    """K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
+
+    def off(units: int) -> arb:
+        n = arb(2 * units + 1)
+        awake = total(relu(network.weight(n) * x + network.offset(i)) for i in range(1, units + 1))
+        return abs(network.out(n) * awake + network.bias(n) - x * x)
+
+    eps, enough = list(network.units.items())[which]
+    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - ball(eps)]
+    return most([*broken, arb(1) / 18 - _farthest(*one)])
+
+
+def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
+    """The largest distance of one unit to x² on [0, 1]: at an end, at its kink, or where the slopes agree."""
+    inside = [x.max(arb(0)).min(arb(1)) for x in (arb(0), arb(1), -bias / weight, out * weight / 2)]
+    return most([abs(out * relu(weight * x + bias) + shift - x * x) for x in inside])
+
+
 @claim(
     "relu-square",
     expected="proved",
@@ -177,6 +201,9 @@ def _square_picture() -> Chart:
         "one unit fewer": Hinges(units={eps: units - 1 for eps, units in WIDE.items()}),
     },
     picture=_square_picture,
+    falsifier=Falsifier(
+        {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2), _hinges
+    ),
 )
 def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
     yield from _within(network)
@@ -271,6 +298,15 @@ def _deep_picture() -> Table:
     return Table("x² on [0, 1] to within ε", headings, rows)
 
 
+def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
+    tooth = value = x
+    for k in range(1, depth + 1):
+        tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
+        value = value - ball(Fraction(network.share(k))) * tooth
+    units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
+    return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
+
+
 @claim(
     "relu-square-deep",
     expected="proved",
@@ -288,6 +324,7 @@ def _deep_picture() -> Table:
     },
     picture=_deep_picture,
     needs=("relu-square",),
+    falsifier=Falsifier({"m": range(1, 9), "x": (0, 1)}, _sawtooth),
 )
 def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:
     yield from _interpolates(network)
@@ -378,6 +415,16 @@ def _line_picture() -> Chart:
     return curves("Beyond its last kink a network is a straight line", "x", "f(x)", xs, heights)
 
 
+def _everywhere(target: Growth, kinks: int, reach: arb, eps: arb, x: arb) -> arb:
+    """A network through the target at 0 and at points up to the reach on either side."""
+    step, network = reach / kinks, target.function(arb(0))
+    for side in (1, -1):
+        heights = [target.function(side * i * step) for i in range(kinks + 1)]
+        slopes = [arb(0), *((b - a) / step for a, b in itertools.pairwise(heights))]
+        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(kinks))
+    return abs(network - target.function(x)) - eps
+
+
 @claim(
     "relu-square-line",
     expected="refuted",
@@ -391,6 +438,9 @@ def _line_picture() -> Chart:
         "a line": Growth(lambda x: 3 * x + 1, "3x + 1"),
     },
     picture=_line_picture,
+    falsifier=Falsifier(
+        {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}, _everywhere
+    ),
 )
 def relu_square_line(target: Growth) -> Iterator[Evidence]:
     p, eps, q, d, last = symbols(positive="p varepsilon", nonnegative="q d T")
@@ -414,57 +464,3 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
             says = f"the library's {square.units} units in {square.depth} layers, within 1e-3 on [0, 1], at x = {at}"
             facts = {"network": str(network), "true": str(true)}
             yield counterexample(abs(network - true) > Fraction(1, 1000), says, "fractions", **facts)
-
-
-def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
-    return abs(units.at(m, b, x) - (m * x + b))
-
-
-def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
-    """K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
-
-    def off(units: int) -> arb:
-        n = arb(2 * units + 1)
-        awake = total(relu(network.weight(n) * x + network.offset(i)) for i in range(1, units + 1))
-        return abs(network.out(n) * awake + network.bias(n) - x * x)
-
-    eps, enough = list(network.units.items())[which]
-    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - ball(eps)]
-    return most([*broken, arb(1) / 18 - _farthest(*one)])
-
-
-def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
-    """The largest distance of one unit to x² on [0, 1]: at an end, at its kink, or where the slopes agree."""
-    inside = [x.max(arb(0)).min(arb(1)) for x in (arb(0), arb(1), -bias / weight, out * weight / 2)]
-    return most([abs(out * relu(weight * x + bias) + shift - x * x) for x in inside])
-
-
-def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
-    tooth = value = x
-    for k in range(1, depth + 1):
-        tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
-        value = value - ball(Fraction(network.share(k))) * tooth
-    units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
-    return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
-
-
-def _everywhere(target: Growth, kinks: int, reach: arb, eps: arb, x: arb) -> arb:
-    """A network through the target at 0 and at points up to the reach on either side."""
-    step, network = reach / kinks, target.function(arb(0))
-    for side in (1, -1):
-        heights = [target.function(side * i * step) for i in range(kinks + 1)]
-        slopes = [arb(0), *((b - a) / step for a, b in itertools.pairwise(heights))]
-        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(kinks))
-    return abs(network - target.function(x)) - eps
-
-
-_UNITS = {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2)
-_LINE = {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "relu-linear-a": Falsifier(numbered("m b x", -3, 3), *of_versions(_line)),
-    "relu-linear-b": Falsifier(numbered("m b x", -3, 3), _line),
-    "relu-square": Falsifier(_UNITS, _hinges),
-    "relu-square-deep": Falsifier({"m": range(1, 9), "x": (0, 1)}, _sawtooth),
-    "relu-square-line": Falsifier(_LINE, _everywhere),
-}

@@ -8,8 +8,7 @@ Everything is shown for matrices of every size: products of symbols whose sizes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import sympy
 import torch
@@ -19,8 +18,7 @@ from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rational, same_product, symbols
 
 claim = claims_on("efficient")
@@ -54,15 +52,35 @@ def _energy_picture() -> Table:
     return Table("diag(3, 2) between two rotations", ["", ""], rows)
 
 
+def _values(entries: Sequence[arb]) -> list[arb]:
+    """The singular values of a matrix of three rows and two columns: roots of AᵀA's eigenvalues, in closed form."""
+    one, two = entries[0::2], entries[1::2]
+    a, b, c = intervals.dot(one, one), intervals.dot(one, two), intervals.dot(two, two)
+    # The smaller eigenvalue is the determinant over the larger: nothing cancels, and none is below zero.
+    larger = (a + c + intervals.norm([a - c, 2 * b])) / 2
+    crossed = [one[i] * two[j] - one[j] * two[i] for i, j in ((0, 1), (0, 2), (1, 2))]
+    return [larger.sqrt(), intervals.norm(crossed) / larger.sqrt()]
+
+
+def _energy(energy: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
+    return abs(total(energy(sigma) for sigma in _values(entries)) - intervals.dot(entries, entries))
+
+
+# Entries that are never all zero: a matrix of zeros has nothing to say here.
+_ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a₃₂", -2, 2)
+
+
 @claim(
     "svd-energy",
     expected="proved",
     statement=r"\textstyle\sum_i \sigma_i(A)^2 = \|A\|_F^2",
     plain="The squares of a matrix's singular values sum to the squares of its entries.",
     assumptions=("real arithmetic", EXISTS),
-    subject=lambda sigma: sigma**2,
-    sabotage={"singular values, not their squares": lambda sigma: sigma, "half of it": lambda sigma: sigma**2 / 2},
+    subject=lambda sigma: sigma * sigma,
+    sabotage={"singular values, not their squares": lambda sigma: sigma, "half of it": lambda sigma: sigma * sigma / 2},
     picture=_energy_picture,
+    falsifier=Falsifier(_ENTRIES, _energy),
 )
 def svd_energy(energy: Formula) -> Iterator[Evidence]:
     a, b, sigma = IndexedBase("a", real=True), IndexedBase("b", real=True), IndexedBase("sigma", nonnegative=True)
@@ -90,6 +108,12 @@ def _held_picture(title: str, axis: str, height: str, names: tuple[str, str], fi
     return Chart(title, axis, height, {names[0]: (places, values), names[1]: (places, bounds)}, log_y=True)
 
 
+def _kth(bound: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
+    square = intervals.dot(entries, entries)
+    return most([sigma * sigma - bound(square, k + 1) for k, sigma in enumerate(_values(entries))])
+
+
 @claim(
     "svd-kth",
     expected="proved",
@@ -101,15 +125,11 @@ def _held_picture(title: str, axis: str, height: str, names: tuple[str, str], fi
         "k + 1 in place of k": lambda energy, k: energy / (k + 1),
         "k² in place of k": lambda energy, k: energy / k**2,
     },
-    picture=partial(
-        _held_picture,
-        "Softmax weights of 64 Gaussian queries and keys",
-        "k",
-        "singular value",
-        ("σ_k", "‖A‖_F / √k"),
-        1,
+    picture=lambda: _held_picture(
+        "Softmax weights of 64 Gaussian queries and keys", "k", "singular value", ("σ_k", "‖A‖_F / √k"), 1
     ),
     needs=("svd-energy",),
+    falsifier=Falsifier(_ENTRIES, _kth),
 )
 def svd_kth(bound: Formula) -> Iterator[Evidence]:
     square, tail, over = symbols(nonnegative="s T R")
@@ -125,6 +145,18 @@ def svd_kth(bound: Formula) -> Iterator[Evidence]:
     yield rational(bound(sympy.Integer(size), sympy.Integer(size)) == 1, says, k=size)
 
 
+def _spectral(kept: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
+    values, length = _values(entries), intervals.norm(entries)
+    broken = []
+    for k in (1, 2):
+        count = max(kept(k), 0)
+        # What B keeps beyond k − 1 must be nothing, and what it leaves short enough.
+        broken += values[k - 1 : count]
+        broken += [left - length / arb(k).sqrt() for left in values[count:][:1]]
+    return most(broken)
+
+
 @claim(
     "svd-spectral",
     expected="proved",
@@ -134,8 +166,7 @@ def svd_kth(bound: Formula) -> Iterator[Evidence]:
     assumptions=("real arithmetic", EXISTS, "1 ≤ k ≤ rank; beyond it B = A"),
     subject=lambda k: k - 1,
     sabotage={"one singular value fewer kept": lambda k: k - 2, "one more kept": lambda k: k},
-    picture=partial(
-        _held_picture,
+    picture=lambda: _held_picture(
         "How far softmax weights of 64 Gaussian queries and keys are from low rank",
         "rank kept",
         "spectral distance",
@@ -143,6 +174,7 @@ def svd_kth(bound: Formula) -> Iterator[Evidence]:
         0,
     ),
     needs=("svd-kth",),
+    falsifier=Falsifier(_ENTRIES, _spectral),
 )
 def svd_spectral(kept: Formula) -> Iterator[Evidence]:
     yield nonnegative(k - 1 - kept(k), "B, a sum of so many products of a column and a row, has rank at most k − 1")
@@ -163,48 +195,3 @@ def svd_spectral(kept: Formula) -> Iterator[Evidence]:
     says = "the first σ left is number (kept + 1), whose square is at most ‖A‖²/k [svd-kth]"
     yield nonnegative(energy / k - energy / left, says)
     yield identity(sqrt(energy / k), sqrt(energy) / sqrt(k), "and roots keep the order: ‖A − B‖ ≤ ‖A‖/√k")
-
-
-def _values(entries: Sequence[arb]) -> list[arb]:
-    """The singular values of a matrix of three rows and two columns: roots of AᵀA's eigenvalues, in closed form."""
-    one, two = entries[0::2], entries[1::2]
-    a, b, c = intervals.dot(one, one), intervals.dot(one, two), intervals.dot(two, two)
-    # The smaller eigenvalue is the determinant over the larger: nothing cancels, and none is below zero.
-    larger = (a + c + intervals.norm([a - c, 2 * b])) / 2
-    crossed = [one[i] * two[j] - one[j] * two[i] for i, j in ((0, 1), (0, 2), (1, 2))]
-    return [larger.sqrt(), intervals.norm(crossed) / larger.sqrt()]
-
-
-def _energy(energy: Formula, *entries: arb) -> arb:
-    """A matrix of three rows and two columns."""
-    part = interval_function(energy, 1)
-    return abs(total(part(sigma) for sigma in _values(entries)) - intervals.dot(entries, entries))
-
-
-def _kth(bound: Formula, *entries: arb) -> arb:
-    """A matrix of three rows and two columns."""
-    square = intervals.dot(entries, entries)
-    return most([sigma * sigma - bound(square, k + 1) for k, sigma in enumerate(_values(entries))])
-
-
-def _spectral(kept: Formula, *entries: arb) -> arb:
-    """A matrix of three rows and two columns."""
-    values, length = _values(entries), intervals.norm(entries)
-    broken = []
-    for k in (1, 2):
-        count = max(kept(k), 0)
-        # What B keeps beyond k − 1 must be nothing, and what it leaves short enough.
-        broken += values[k - 1 : count]
-        broken += [left - length / arb(k).sqrt() for left in values[count:][:1]]
-    return most(broken)
-
-
-# Entries that are never all zero: a matrix of zeros has nothing to say here.
-_ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a₃₂", -2, 2)
-
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "svd-energy": Falsifier(_ENTRIES, _energy),
-    "svd-kth": Falsifier(_ENTRIES, _kth),
-    "svd-spectral": Falsifier(_ENTRIES, _spectral),
-}

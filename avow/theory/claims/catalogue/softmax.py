@@ -7,32 +7,22 @@ built one key at a time: what holds of a sum, and of that sum with one more term
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from flint import arb
-from sympy import Symbol, exp, log
+from sympy import Symbol
 
 from avow.core import dtype_name
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, least, most, total
-from avow.theory.claims.claim import Evidence, Formula, claims_on
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered, stored
-from avow.theory.claims.toolbox import (
-    counterexample,
-    enclosed,
-    identity,
-    induction,
-    nonnegative,
-    positive,
-    rational,
-    rising,
-    rounded,
-    symbols,
-)
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
+from avow.theory.claims.elementary import exp, log
+from avow.theory.claims.toolbox import counterexample, identity, nonnegative, positive, rational, rising, symbols
 
 claim = claims_on("softmax")
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
@@ -53,6 +43,12 @@ def _categorical_picture() -> Chart:
     return Chart("Nine evenly spaced scores, and louder", "key", "weight", series, marks="bars")
 
 
+def _categorical(weight: Formula, *scores: arb) -> arb:
+    terms = [score.exp() for score in scores]
+    weights = [weight(term, total(terms)) for term in terms]
+    return most([abs(total(weights) - 1), *(-one for one in weights)])
+
+
 @claim(
     "softmax-categorical",
     expected="proved",
@@ -66,6 +62,7 @@ def _categorical_picture() -> Chart:
         "one taken from each exponential": lambda own, total: (own - 1) / total,
     },
     picture=_categorical_picture,
+    falsifier=Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
 )
 def softmax_categorical(weight: Formula) -> Iterator[Evidence]:
     yield from sum_is_positive()
@@ -110,6 +107,24 @@ def _bounds_picture() -> Table:
     return Table("Where a weight becomes exactly zero: two keys, PyTorch's softmax", headings, rows)
 
 
+def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
+    """Two scores; their weights are rounded to float32, float64 and float16."""
+    weight = toolbox.stored(partial(_behind, one - two), torch.float32)
+    # Terms that are both zero as stored leave a denominator of zero.
+    return -weight.min(total(toolbox.stored(score.exp, torch.float32) for score in (one, two)))
+
+
+def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
+    top, apart, beside = one.max(two), abs(one - two), arb("0.01")
+    broken = [1 - total((score - safe.shift(top)).exp() for score in (one, two))]
+    # Balls of the decimals that the gaps are given to.
+    for dtype, gap in ((getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()):
+        weight, half = toolbox.stored(partial(_behind, apart), dtype), ball(_half_of_least(dtype))
+        # It must be zero beyond the gap, and for two keys only there.
+        broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
+    return most(broken)
+
+
 @claim(
     "softmax-bounds",
     expected="corrected",
@@ -131,6 +146,7 @@ def _bounds_picture() -> Table:
     },
     picture=_bounds_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
 )
 def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
     yield from _computed_extremes()
@@ -161,14 +177,14 @@ def _computed_extremes() -> Iterator[Evidence]:
     """Weights that are zero, and denominators that are zero and infinite, as float32 has them."""
     kind = torch.float32
     small = torch.softmax(torch.tensor([0.0, -104.0], dtype=kind), -1)[1]
-    nearest = rounded(lambda: 1 / (1 + arb(104).exp()), kind)
+    nearest = toolbox.rounded(lambda: 1 / (1 + arb(104).exp()), kind)
     facts = {"scores": [0, -104], "weight": float(small), "1/(1 + e^104) rounds to": str(nearest)}
     by = "PyTorch, and balls rounded to float32"
     yield counterexample(bool(small == 0) and nearest == 0, "a weight that is exactly zero", by, **facts)
     for scores, limit, word in (((-200, -201), 0, "zero"), ((100, 99), math.inf, "infinite")):
         terms = torch.exp(torch.tensor(scores, dtype=kind))
         weights = terms / terms.sum()
-        exact = [rounded(arb(s).exp, kind) for s in scores]
+        exact = [toolbox.rounded(arb(s).exp, kind) for s in scores]
         agree = float(terms.sum()) == limit and exact == [limit, limit]
         says = f"without the shift: a denominator that is {word}, and weights that are nan"
         shifted = torch.softmax(torch.tensor(scores, dtype=kind), -1)
@@ -182,13 +198,13 @@ def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
     inverse = half.denominator
     says = f"{name}: half the least positive number is a power of two, as the format gives it"
     yield rational(half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1), says, True, h=_power(half))
-    yield enclosed(
+    yield toolbox.enclosed(
         lambda: all(abs(arb(whole).log() - arb(gap)) < arb("0.005") for whole in (inverse, inverse - 1)),
         f"{name}: ln(1/h) and ln(1/h − 1) are both {gap} to two decimals",
         True,
         gap=arb(inverse).log().str(12, radius=False),
     )
-    before, after = (rounded(partial(_behind, arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
+    before, after = (toolbox.rounded(partial(_behind, arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
     says = f"{name}: rounded to the type, 0.01 to either side of {gap}, the weight is the least number, then zero"
     yield rational(before == 2 * half and after == 0, says, True, before=_power(2 * half), after=after)
 
@@ -210,6 +226,15 @@ def _gap_picture() -> Chart:
 _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1 / eps))
 
 
+def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
+    rest = total((-one).exp() for one in gaps)
+    weight, near = 1 / (1 + rest), 1 / (1 + eps)
+    # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
+    broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
+    broken.append((least(gaps) - gap.enough(arb(len(gaps) + 1), eps)).min(near - weight))
+    return most([*broken, (weight - near).min(gap.needed(eps) - least(gaps))])
+
+
 @claim(
     "copy-gap",
     expected="proved",
@@ -227,6 +252,7 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
     },
     picture=_gap_picture,
     needs=("softmax-categorical",),
+    falsifier=Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
 )
 def copy_gap(gap: Gap) -> Iterator[Evidence]:
     first, another = symbols(real="s_1 s_j")
@@ -239,7 +265,9 @@ def copy_gap(gap: Gap) -> Iterator[Evidence]:
     yield identity(1 / (1 + rest) - 1 / (1 + eps), (bound - rest) / ((1 + rest) * (1 + eps)), says)
     yield positive((1 + rest) * (1 + eps), "whose denominator is positive: α_1 ≥ 1/(1+ε) iff R ≤ ε")
     yield rising(1 - exp(-further), further, 0, "a wider gap makes a smaller term")
-    yield induction(lambda m: m * own, 1, own, lambda x, _: x + own, "n−1 terms of at most e^-g sum to (n−1)e^-g")
+    yield toolbox.induction(
+        lambda m: m * own, 1, own, lambda x, _: x + own, "n−1 terms of at most e^-g sum to (n−1)e^-g"
+    )
     more = keys + 1
     says = "at g = ln((n−1)/ε) that is ε: the gap is enough, and tight"
     yield identity((more - 1) * exp(-gap.enough(more, eps)), eps, says)
@@ -261,6 +289,13 @@ def _mask_picture() -> Table:
     return Table("Weight on keys that must not be seen, in float32", ("row", "mask", "weight on hidden keys"), rows)
 
 
+def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
+    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
+    gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
+    # With −∞ the hidden key has no weight at all.
+    return most([arb(0), *(toolbox.stored(partial(_behind, gap), torch.float32) for gap in gaps)])
+
+
 @claim(
     "finite-mask",
     expected="refuted",
@@ -271,6 +306,7 @@ def _mask_picture() -> Table:
     subject=(-1e5, -1e9),
     sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-1e5, -math.inf)},
     picture=_mask_picture,
+    falsifier=Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
 )
 def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
     by = "PyTorch in float32, and balls in real arithmetic"
@@ -292,57 +328,8 @@ def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
         # float16 has no such number: the finite mask is −∞ after all, and a row that sees nothing becomes nan.
         stored_mask = torch.tensor(mask, dtype=torch.float16)
         row = torch.softmax(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + stored_mask, -1)
-        overflows = math.isfinite(mask) and rounded(partial(arb, mask), torch.float16) == -math.inf
+        overflows = math.isfinite(mask) and toolbox.rounded(partial(arb, mask), torch.float16) == -math.inf
         violated = overflows and bool(stored_mask == -math.inf) and bool(row.isnan().all())
         says = f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan"
         facts = {"largest": torch.finfo(torch.float16).max, "mask": mask}
         yield counterexample(violated, says, "PyTorch in float16, and balls rounded to float16", **facts)
-
-
-def _categorical(weight: Formula, *scores: arb) -> arb:
-    terms = [score.exp() for score in scores]
-    weights = [weight(term, total(terms)) for term in terms]
-    return most([abs(total(weights) - 1), *(-one for one in weights)])
-
-
-def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
-    """Two scores; their weights are rounded to float32, float64 and float16."""
-    weight = stored(partial(_behind, one - two), torch.float32)
-    # Terms that are both zero as stored leave a denominator of zero.
-    return -weight.min(total(stored(score.exp, torch.float32) for score in (one, two)))
-
-
-def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
-    top, apart, beside = one.max(two), abs(one - two), arb("0.01")
-    broken = [1 - total((score - safe.shift(top)).exp() for score in (one, two))]
-    # Balls of the decimals that the gaps are given to.
-    for dtype, gap in ((getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()):
-        weight, half = stored(partial(_behind, apart), dtype), ball(_half_of_least(dtype))
-        # It must be zero beyond the gap, and for two keys only there.
-        broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
-    return most(broken)
-
-
-def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
-    enough, needed = interval_function(gap.enough, 2), interval_function(gap.needed, 1)
-    rest = total((-one).exp() for one in gaps)
-    weight, near = 1 / (1 + rest), 1 / (1 + eps)
-    # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
-    broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
-    broken.append((least(gaps) - enough(arb(len(gaps) + 1), eps)).min(near - weight))
-    return most([*broken, (weight - near).min(needed(eps) - least(gaps))])
-
-
-def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
-    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
-    gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
-    # With −∞ the hidden key has no weight at all.
-    return most([arb(0), *(stored(partial(_behind, gap), torch.float32) for gap in gaps)])
-
-
-FALSIFIERS: Mapping[str, Falsifier] = {
-    "softmax-categorical": Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
-    "softmax-bounds": Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
-    "copy-gap": Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
-    "finite-mask": Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
-}

@@ -239,15 +239,12 @@ def least_length(keys: Float[Tensor, "n d"], target: int, eps: float, dual: Floa
         return 0.0
 
     def bound() -> float | None:
-        weights = intervals.vector(dual[chosen])
-        total = intervals.total(weights)
-        weights = [weight / total for weight in weights]
-        columns = zip(*intervals.matrix(keys[chosen]), strict=True)
-        mean = [intervals.dot(weights, column) for column in columns]
-        length = intervals.norm([x - y for x, y in zip(intervals.vector(keys[target]), mean, strict=True)])
+        row = intervals.grid(dual[None, chosen])
+        weights = row / intervals.total(row.entries())
+        length = intervals.frobenius(intervals.grid(keys[None, target]) - weights * intervals.grid(keys[chosen]))
         if not length > 0:
             return None
-        ratio = (entropy(weights) - intervals.ball(eps).log()) / length
+        ratio = (entropy(weights.entries()) - intervals.ball(eps).log()) / length
         return intervals.lower(ratio) if ratio.rel_accuracy_bits() > 50 else None
 
     # A target inside the hull has no shortest query, and its dual may cancel to nothing: then nothing is bounded.

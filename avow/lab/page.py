@@ -142,15 +142,8 @@ def _control(parameter: Parameter, form: Form) -> dict[str, Any]:
     kind = "choice" if rule.choices else {bool: "switch", str: "text"}.get(parameter.type, "number")
     step = form.get("step") or (1 if parameter.type is int else (rule.high - rule.low) / 200)
     about = {"name": parameter.name, "kind": kind, "label": parameter.help, "default": parameter.default}
-    return {
-        **dict.fromkeys(Form.__annotations__),
-        **form,
-        **about,
-        "choices": rule.choices,
-        "low": rule.low,
-        "high": rule.high,
-        "step": step,
-    }
+    bounds = {"choices": rule.choices, "low": rule.low, "high": rule.high, "step": step}
+    return {**dict.fromkeys(Form.__annotations__), **form, **about, **bounds}
 
 
 # Words on a button, and the inputs it sets; all others go back to their defaults.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import math
 from collections.abc import Sequence
@@ -226,11 +227,8 @@ def _decay(penalised: list[float], decoupled: list[float]) -> Figure:
 
 def _up(bound: float, digits: int = 3) -> str:
     """A few digits, rounded so that a bound stays one."""
-    if bound == 0 or not math.isfinite(bound):
-        return f"{bound:g}"
-    shown = f"{bound:.{digits}g}"
-    last = 10.0 ** (math.floor(math.log10(bound)) - digits + 1)
-    return shown if float(shown) >= bound else f"{bound + last:.{digits}g}"
+    shown = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING).create_decimal(bound)
+    return f"{float(shown):.{digits}g}"
 
 
 _SUMMARY = "How far back a gradient reaches, what momentum averages, and what a penalty becomes under Adam."

@@ -8,7 +8,6 @@ which a busy machine hardly changes. Needs chromium and playwright, as the lab's
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import time
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 from avow.bench.results import Goal, Result, Row, tell_row
 from avow.errors import AvowError
-from avow.lab.page import all_pages, plain
+from avow.lab.page import all_pages, json_bytes
 from benchmarks.options import Options
 from tests.helpers.lab import running
 from tests.helpers.lab_visits import CHROMIUM, QUIET
@@ -98,7 +97,7 @@ def thought(state: str, slider: str, places: int = 20) -> list[float]:
         inputs = page.inputs(**set_so_far | {slider: round(place) if ends["type"] == "integer" else place})
         since = time.process_time()
         with contextlib.suppress(AvowError):  # an interval that ends before it begins takes no time at all
-            json.dumps(plain(page.preview(inputs, {}) if page.takes_files else page.preview(inputs)))
+            json_bytes(page.preview(inputs, {}) if page.takes_files else page.preview(inputs))
         took.append(1000 * (time.process_time() - since))
     return took[1:]
 

@@ -52,6 +52,9 @@ def test_names_on_a_page_are_words_not_markup() -> None:
     assert charts.figure(LINES)["data"][0]["name"] == "one &amp; only"
     evil = Table("", ("<b>",), [("<script>",)])
     assert "<script>" not in html_table(evil) and "&lt;b&gt;" in html_table(evil)
+    bar = charts.Trace("", [0.5], ["R&D"], "bars", LOOKS[0])
+    drawn = charts.figure(charts.Plot("", charts.Axis(""), charts.Axis("", names=["R&D"]), [bar]))
+    assert drawn["data"][0]["y"] == drawn["layout"]["yaxis"]["categoryarray"] == ["R&amp;D"]
 
 
 def test_series_are_told_apart_by_colour_and_by_dash_or_mark() -> None:

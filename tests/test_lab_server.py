@@ -29,9 +29,10 @@ from typer.testing import CliRunner
 from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.lab import security
-from avow.lab.page import MISTAKE, PACKAGE, all_pages, error_body, json_bytes, plain
+from avow.lab.page import MISTAKE, PACKAGE, all_pages, error_body, json_bytes
 from avow.lab.server import bound, render, static_files
 from avow.lab.uploads import FileStore, tensors_of
+from avow.theory.claims.claim import as_json
 from tests.helpers.lab import TOKEN, Answered, Lab, running
 
 
@@ -391,7 +392,7 @@ def test_proofs_leave_the_cores_to_previews(lab: Lab) -> None:
 def test_an_answer_is_one_line_of_json_whatever_it_is_made_of() -> None:
     facts = {"a": (1.5, None, True, "é\n"), "b": torch.tensor([[1.0, 2.0]]), "c": np.float64(0.1), "d": np.arange(3)}
     assert json.loads(json_bytes(facts)) == {"a": [1.5, None, True, "é\n"], "b": [[1, 2]], "c": 0.1, "d": [0, 1, 2]}
-    assert json_bytes(facts) == json.dumps(plain(facts)).encode() and b"\n" not in json_bytes(facts)
+    assert json_bytes(facts) == json.dumps(as_json(facts)).encode() and b"\n" not in json_bytes(facts)
     strange = {"far": [math.inf, -math.inf], "none": torch.tensor(math.nan), 3: Path("x")}
     assert json.loads(json_bytes(strange)) == {"far": ["inf", "-inf"], "none": "nan", "3": "x"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from avow.errors import (
     AvowError,
     DtypeError,
+    MissingPackage,
     NonFiniteError,
     ParameterError,
     RangeError,
@@ -319,3 +321,9 @@ EYE = torch.eye(3, dtype=torch.float64)
 def test_what_cannot_be_routed_is_refused_in_words(make, error: type[AvowError], text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=re.escape(text)):
         make()
+
+
+def test_without_scipy_dependent_tokens_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(MissingPackage, match=r"scipy=missing is needed to route .*; pip install 'avow\[rigor\]'"):
+        router(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), {0: 1}, 0.1)

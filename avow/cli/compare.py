@@ -79,7 +79,7 @@ def compare(
         file_io.write(png, report.png(comparison))
     tables: list[Any] = []
     for board in boards:
-        tables += [report.board_table(board), "", report.relative_table(board), ""]
+        tables += [part for table in report.board_tables(board) for part in (table, "")]
         if board.decoding is not None and board.decoding.steps:
             tables += [report.decoding_table(board.decoding), ""]
     present(as_json, {"headline": headline} | comparison.plain(), *tables, bold(headline))

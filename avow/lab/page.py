@@ -16,8 +16,8 @@ import jinja2
 
 from avow.errors import AvowError, ParameterError
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
-from avow.report import formatting
-from avow.report.mathml import display
+from avow.report.page import environment
+from avow.theory.claims.claim import as_json
 
 PACKAGE = "avow.lab.pages"
 
@@ -63,19 +63,8 @@ class Words:
 @functools.cache
 def templates(package: str = PACKAGE) -> jinja2.Environment:
     """The lab's templates, and those that stand beside the pages of a package; what goes into HTML is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(
-            [Path(__file__).parent / "templates", *importlib.import_module(package).__path__]
-        ),
-        autoescape=jinja2.select_autoescape(("html",), default=False),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"as": format, "mathml": lambda latex: display(str(latex)), "between": formatting.between}
-    environment.filters |= {"count": formatting.count, "listed": formatting.listed}
-    environment.filters |= {"ratio": formatting.ratio, "seconds": formatting.seconds}
-    return environment
+    folders = [str(Path(__file__).parent / "templates"), *importlib.import_module(package).__path__]
+    return environment(jinja2.FileSystemLoader(folders), autoescape=jinja2.select_autoescape(("html",), default=False))
 
 
 class Form(TypedDict, total=False):
@@ -153,15 +142,12 @@ def _control(parameter: Parameter, form: Form) -> dict[str, Any]:
     kind = "choice" if rule.choices else {bool: "switch", str: "text"}.get(parameter.type, "number")
     step = form.get("step") or (1 if parameter.type is int else (rule.high - rule.low) / 200)
     about = {"name": parameter.name, "kind": kind, "label": parameter.help, "default": parameter.default}
-    return {
-        **dict.fromkeys(Form.__annotations__),
-        **form,
-        **about,
-        "choices": rule.choices,
-        "low": rule.low,
-        "high": rule.high,
-        "step": step,
-    }
+    bounds = {"choices": rule.choices, "low": rule.low, "high": rule.high, "step": step}
+    return {**dict.fromkeys(Form.__annotations__), **form, **about, **bounds}
+
+
+# Words on a button, and the inputs it sets; all others go back to their defaults.
+Presets = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -181,12 +167,15 @@ class Page:
     inputs: type[Inputs]
     preview: Callable[..., Answer]
     verdict: Callable[..., Answer] | None = None
-    # Words on a button, and the inputs it sets; all others go back to their defaults.
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presets: Presets = field(default_factory=dict)
     seconds: float = 20.0
-    takes_files: bool = False
     # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
     cacheable: bool = False
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether a reader may upload one: its handle is the input `file`."""
+        return hasattr(self.inputs, "file")
 
 
 @functools.cache
@@ -208,26 +197,13 @@ class Unforeseen(AvowError):
     """An error that no page raises on purpose."""
 
 
-def plain(value: Any) -> Any:
-    """Numbers, words, lists and tables as JSON can hold them; numbers that it cannot hold are spelled out."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
-
-
 def json_bytes(value: Any) -> bytes:
-    """The same as one line of JSON."""
+    """A value as one line of JSON; numbers that it cannot hold are spelled out."""
     try:
         # Most answers are lists of numbers, which are written as they are; those that JSON cannot hold are rare.
-        return json.dumps(value, allow_nan=False, default=plain).encode("ascii")
+        return json.dumps(value, allow_nan=False, default=as_json).encode("ascii")
     except ValueError:
-        return json.dumps(plain(value), allow_nan=False).encode("ascii")
+        return json.dumps(as_json(value), allow_nan=False).encode("ascii")
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, f
         except (ValueError, RecursionError):
             raise InputError("body", "as sent", "cannot be read as JSON", "send JSON") from None
         inputs = page.inputs.of(given)
-        handle = getattr(inputs, "file", None) if page.takes_files else None
+        handle = getattr(inputs, "file", None)
         file = (handle, files.get(handle)) if handle else None
         key = json.dumps(given, sort_keys=True)
         if key in cache:

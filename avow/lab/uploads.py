@@ -32,15 +32,6 @@ def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     except file_io.Malformed as error:
         rule = f"is not a safetensors file ({str(error)[:120]})"
         raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
-    _check(tensors)
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise NonFiniteError(repr(name[:40]), "nan or inf", "must be finite", "remove nan and inf before saving")
-    return tensors
-
-
-def _check(tensors: dict[str, torch.Tensor]) -> None:
-    """Raise where a file holds more than a page can show."""
     if not 1 <= len(tensors) <= _TENSORS:
         raise FileError("file", f"{len(tensors)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
     for name, x in tensors.items():
@@ -50,6 +41,9 @@ def _check(tensors: dict[str, torch.Tensor]) -> None:
         if not 1 <= x.ndim <= _DIMENSIONS or not 1 <= x.numel() <= _ELEMENTS:
             rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
             raise ShapeError(shown, tuple(x.shape), rule, "save a slice of it")
+        if not bool(x.isfinite().all()):
+            raise NonFiniteError(shown, "nan or inf", "must be finite", "remove nan and inf before saving")
+    return tensors
 
 
 class FileStore:

@@ -69,16 +69,6 @@ def interval(low: float | Fraction, high: float | Fraction) -> arb:
     return ball(low).union(ball(high))
 
 
-def vector(x: Tensor) -> list[arb]:
-    """The entries of a vector, exactly."""
-    return [ball(entry) for entry in x.detach().double().tolist()]
-
-
-def matrix(x: Tensor) -> list[list[arb]]:
-    """The rows of a matrix, exactly."""
-    return [[ball(entry) for entry in row] for row in x.detach().double().tolist()]
-
-
 def total(numbers: Iterable[arb]) -> arb:
     return sum(numbers, ball(0))
 
@@ -151,7 +141,7 @@ def decided(question: Callable[[], T | None], bits: int = 64, most: int = MOST_B
     return None
 
 
-def stacked(rows: Sequence[Sequence[arb]]) -> arb_mat:
+def stacked(rows: Iterable[Sequence[arb]]) -> arb_mat:
     """A matrix from its rows."""
     return _flint().arb_mat([list(row) for row in rows])
 

@@ -68,9 +68,9 @@ class Axis:
     range: tuple[float, float] | None = None
 
     def drawable(self, values: Sequence[Any]) -> list[Any]:
-        """Numbers, None where the axis has no place for one; names as they are."""
+        """Numbers, None where the axis has no place for one; names as a page writes them."""
         if self.names:
-            return list(values)
+            return [escape(name) for name in values]
         numbers = [math.nan if x is None else float(x) for x in values]
         return [x if math.isfinite(x) and (x > 0 or not self.log) else None for x in numbers]
 
@@ -165,7 +165,7 @@ def _plotly_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
     if axis.ticks:
         drawn |= {"tickvals": list(axis.ticks), "ticktext": [f"{tick:,}" for tick in axis.ticks]}
     if axis.names:
-        drawn |= {"type": "category", "categoryorder": "array", "categoryarray": [escape(x) for x in axis.names]}
+        drawn |= {"type": "category", "categoryorder": "array", "categoryarray": axis.drawable(axis.names)}
     if axis.range is not None:
         drawn["range"] = [math.log10(end) for end in axis.range] if axis.log else list(axis.range)
     return drawn

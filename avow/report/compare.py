@@ -177,34 +177,27 @@ def _growth(comparison: Comparison, field: str, title: str, unit: float = 1.0) -
     return Plot("", Axis("keys", log=True, ticks=lengths), Axis(title, log=True), traces)
 
 
-def board_table(board: Board) -> Columns:
-    """One workload's rows; what no other row beats is bold."""
+def board_tables(board: Board) -> Iterator[Columns]:
+    """One workload's rows; what no other row beats is bold.
+
+    Errors relative to the answer have a table of their own: a narrow terminal has no room for them beside the others.
+    """
     title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{formatting.shape(board.sizes)}")
     missing = (((row.method.name, row.why), row.method.label) for row in board.rows if row.measured is None)
     notes = [f"{labels} not measured: {why}" for (_, why), labels in _said_once(missing)]
     own = {(row.method.name, row.method.target) for row in board.rows if row.own_mechanism}
     notes += [f"{name}: error and bound are those of {target}" for name, target in sorted(own)]
-    rows = []
+    rows, relative, styles = [], [], []
     for row, m in _measured(board):
-        name, time, _, error, bound, _, _, softmax, _ = _cells(row)
-        rows.append([name, time, f"{m.peak_bytes / 2**20:.1f}", error, bound, softmax, _holds(m)])
+        name, time, _, error, bound, *of_answer, softmax, _ = _cells(row)
+        holds = _SHORT.get(m.kind, f"{m.confidence:.4g}")
+        rows.append([name, time, f"{m.peak_bytes / 2**20:.1f}", error, bound, softmax, holds])
+        relative.append([name, *of_answer, holds])
+        styles.append("bold" if row.frontier else "")
     headings = ("method", "time", "MiB", "error", "bound", "to\nsoftmax", "holds")
-    return Columns("lrrrrrr", headings, rows, title, [_UNIT, *notes], _styles(board))
-
-
-def relative_table(board: Board) -> Columns:
-    """The same rows' errors relative to the answer: they have no room beside the others in a narrow terminal."""
-    rows = [[*_cells(row)[:1], *_cells(row)[5:7], _holds(m)] for row, m in _measured(board)]
-    title = f"{board.kind}: errors relative to the length of the true answer"
-    return Columns("lrrr", ("method", "error", "bound", "holds"), rows, title, [], _styles(board))
-
-
-def _styles(board: Board) -> list[str]:
-    return ["bold" if row.frontier else "" for row, _ in _measured(board)]
-
-
-def _holds(m: Measured) -> str:
-    return _SHORT.get(m.kind, f"{m.confidence:.4g}")
+    yield Columns("lrrrrrr", headings, rows, title, [_UNIT, *notes], styles)
+    own_title = f"{board.kind}: errors relative to the length of the true answer"
+    yield Columns("lrrr", ("method", "error", "bound", "holds"), relative, own_title, [], styles)
 
 
 def decoding_table(decoding: Decoding) -> Columns:

@@ -19,20 +19,27 @@ def ratio(x: float | None) -> str:
 
 def seconds(x: float | None) -> str:
     """
-    >>> [seconds(x) for x in (None, 0.0, 3e-7, 2.5e-5, 0.25, 90.0)]
-    ['–', '0 s', '0.3 µs', '25 µs', '250 ms', '90 s']
+    >>> [seconds(x) for x in (None, 0.0, 3e-7, 2.5e-5, 0.25, 0.9999, 90.0, 5432.1)]
+    ['–', '0 s', '0.3 µs', '25 µs', '250 ms', '1 s', '90 s', '5,430 s']
     """
     if x is None:
         return NOTHING
-    return f"{x * 1e6:.3g} µs" if 0 < x < 1e-3 else f"{x * 1e3:.3g} ms" if 0 < x < 1 else f"{x:.3g} s"
+    x = _three_digits(x)
+    return f"{x * 1e6:.3g} µs" if 0 < x < 1e-3 else f"{x * 1e3:.3g} ms" if 0 < x < 1 else f"{x:,.10g} s"
+
+
+def _three_digits(x: float) -> float:
+    """The number that three digits show: its unit is chosen for this one, or 999.9 ms would be 1e+03 ms."""
+    return float(f"{x:.3g}")
 
 
 def size(count: float) -> str:
     """Bytes on their way, by thousands as links count them.
 
-    >>> size(1536), size(4e11), size(0)
-    ('1.54 kB', '400 GB', '0 B')
+    >>> size(1536), size(999_900), size(4e11), size(0)
+    ('1.54 kB', '1 MB', '400 GB', '0 B')
     """
+    count = _three_digits(count)
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"

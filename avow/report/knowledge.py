@@ -15,7 +15,7 @@ from avow.core.chart import Table
 from avow.report import formatting
 from avow.report.charts import Axis, Plot, Trace, figure, line_mode
 from avow.report.page import render
-from avow.report.style import LOOKS, WHISKER, Look
+from avow.report.style import FRONTIER, LOOKS, Look
 from avow.report.terminal import Columns
 from avow.training import Evaluation, Outcome, corpus_of
 from avow.training.evaluation import mean_confidence
@@ -31,7 +31,6 @@ HEADINGS = ("arm", "right", "accuracy", "interval", "over seeds", "at half", "we
 _SEEDS, _CPU = HEADINGS.index("over seeds"), HEADINGS.index("CPU")
 # An arm that has read has a colour of its own, one that has not is grey.
 _GREY = Look("#9aa4af", "cross", "P")
-_LINE = Look(WHISKER, "circle", "o")
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ def _plots(experiment: Experiment) -> dict[str, Plot]:
         title, x = "Accuracy where a model may abstain", Axis("share answered, the surest first")
         plots["abstention"] = Plot(title, x, right, abstention)
         title, even = "Does confidence say how often an answer is right?", (0.0, 1.0)
-        calibration.append(Trace("calibrated", even, even, "line", _LINE, dash=2, width=1, hover=None))
+        calibration.append(Trace("calibrated", even, even, "line", FRONTIER, dash=2, width=1, hover=None))
         plots["calibration"] = Plot(title, Axis("mean confidence"), right, calibration)
     return plots
 

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from avow.core.chart import Table
-from avow.report import formatting
+from avow.report.formatting import between, count, listed, number, ratio, seconds, shape
 from avow.report.mathml import display, formula
+
+_FORMATS = (between, count, listed, number, ratio, seconds, shape)
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A whole page. Each figure, as plotly reads it, is drawn in the page's element of that id."""
-    return _environment().get_template(template).render(figures=figures, **values)
+    return _templates().get_template(template).render(figures=figures, **values)
 
 
 def document(title: str, body: str, style: str = "") -> str:
@@ -32,7 +34,7 @@ def html_table(table: Table) -> str:
 
 def macro(template: str, name: str) -> Any:
     """A macro of a template, to be called with its arguments; its answer is markup."""
-    return getattr(_environment().get_template(template).module, name)
+    return getattr(_templates().get_template(template).module, name)
 
 
 @functools.cache
@@ -41,28 +43,21 @@ def asset(name: str) -> Markup:
     return Markup((resources.files("avow.report") / name).read_text(encoding="utf-8"))
 
 
+def environment(loader: BaseLoader, **options: Any) -> Environment:
+    """Templates that stop at a name they are not given, with the formats of numbers and formulas as their filters."""
+    made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
+    made.filters |= {one.__name__: one for one in _FORMATS} | {"as": format}
+    made.filters["display"] = lambda latex: Markup(display(str(latex)))
+    made.filters["formula"] = lambda latex: Markup(formula(latex))
+    return made
+
+
 @functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("avow.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.globals |= {"asset": asset, "plotly": _plotly}
-    environment.filters |= {
-        "count": formatting.count,
-        "display": lambda latex: Markup(display(latex)),
-        "formula": lambda latex: Markup(formula(latex)),
-        "listed": formatting.listed,
-        "number": formatting.number,
-        "seconds": formatting.seconds,
-        "shape": formatting.shape,
-    }
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    return environment
+def _templates() -> Environment:
+    templates = environment(PackageLoader("avow.report"), autoescape=True, keep_trailing_newline=True)
+    templates.globals |= {"asset": asset, "plotly": _plotly}
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    return templates
 
 
 def _plotly() -> Markup:

@@ -35,10 +35,9 @@ def proof_lines(proof: Proof) -> Iterator[RenderableType]:
     first, *rest = str(proof).splitlines()
     yield Text(first, "bold" if proof else "bold red")
     for line in rest:
-        text = line.lstrip()
-        mark = "- " if text.startswith("- ") else ""
+        text = line.lstrip(" -")
         hanging = Table.grid()
-        hanging.add_row(" " * (len(line) - len(text)) + mark, Text(text.removeprefix("- ")))
+        hanging.add_row(line.removesuffix(text), Text(text))
         yield hanging
 
 

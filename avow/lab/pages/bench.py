@@ -18,7 +18,7 @@ from avow.bench.workloads import Workload, from_tensors, workload
 from avow.calibration import rates
 from avow.core import Method
 from avow.errors import AvowError, FileError, InputError
-from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
+from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, judgement
 from avow.methods import exact_method
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
@@ -302,21 +302,12 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-PAGE = Page(
-    name="bench",
-    title="Approximation bench",
-    summary="Make a method fail, and see its certificate say so first: bound beside measured error, cost beside both.",
-    order=20,
-    inputs=BenchInputs,
-    preview=preview,
-    verdict=verdict,
-    presets={
-        "Random features, norms grow": {},
-        "Low rank, clusters": {"method": "low_rank", "kind": "clustered"},
-        "Low rank, copying": {"method": "low_rank", "kind": "copying", "rank": 64},
-        "Sparse, clusters": {"method": "sparse", "kind": "clustered"},
-        "Sparse, nothing to skip": {"method": "sparse", "kind": "diffuse"},
-    },
-    seconds=60.0,
-    takes_files=True,
-)
+_SUMMARY = "Make a method fail, and see its certificate say so first: bound beside measured error, cost beside both."
+_PRESETS: Presets = {
+    "Random features, norms grow": {},
+    "Low rank, clusters": {"method": "low_rank", "kind": "clustered"},
+    "Low rank, copying": {"method": "low_rank", "kind": "copying", "rank": 64},
+    "Sparse, clusters": {"method": "sparse", "kind": "clustered"},
+    "Sparse, nothing to skip": {"method": "sparse", "kind": "diffuse"},
+}
+PAGE = Page("bench", "Approximation bench", _SUMMARY, 20, BenchInputs, preview, verdict, _PRESETS, seconds=60.0)

@@ -110,14 +110,5 @@ def _attack(claim: Claim, inputs: ClaimsInputs) -> dict[str, Any]:
     return {"tone": tone, "word": word, "says": says, "html": html, "reads": outcome.reads}
 
 
-PAGE = Page(
-    name="claims",
-    title="Claims",
-    summary="What is said of attention, each statement judged by a machine as you watch. Try to break one.",
-    order=30,
-    inputs=ClaimsInputs,
-    preview=preview,
-    verdict=verdict,
-    seconds=40.0,
-    cacheable=True,
-)
+_SUMMARY = "What is said of attention, each statement judged by a machine as you watch. Try to break one."
+PAGE = Page("claims", "Claims", _SUMMARY, 30, ClaimsInputs, preview, verdict, seconds=40.0, cacheable=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core.chart import Chart
-from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
+from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, judgement
 from avow.nn import RecurrentCell, gradient_horizon
 from avow.nn.recurrent import STEEPEST, gradients_along
 from avow.optim import momentum_from_average
@@ -226,27 +227,17 @@ def _decay(penalised: list[float], decoupled: list[float]) -> Figure:
 
 def _up(bound: float, digits: int = 3) -> str:
     """A few digits, rounded so that a bound stays one."""
-    if bound == 0 or not math.isfinite(bound):
-        return f"{bound:g}"
-    shown = f"{bound:.{digits}g}"
-    last = 10.0 ** (math.floor(math.log10(bound)) - digits + 1)
-    return shown if float(shown) >= bound else f"{bound + last:.{digits}g}"
+    shown = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING).create_decimal(bound)
+    return f"{float(shown):.{digits}g}"
 
 
-PAGE = Page(
-    name="dynamics",
-    title="Dynamics",
-    summary="How far back a gradient reaches, what momentum averages, and what a penalty becomes under Adam.",
-    order=50,
-    inputs=DynamicsInputs,
-    preview=preview,
-    verdict=verdict,
-    presets={
-        "A gradient vanishes": {},
-        "It explodes": {"activation": "relu", "gain": 2.0},
-        "Saturation holds it": {"gain": 1.2},
-        "Momentum, long memory": {"beta": 0.98},
-        "No momentum": {"beta": 0.0},
-        "A strong penalty": {"penalty": 2.0},
-    },
-)
+_SUMMARY = "How far back a gradient reaches, what momentum averages, and what a penalty becomes under Adam."
+_PRESETS: Presets = {
+    "A gradient vanishes": {},
+    "It explodes": {"activation": "relu", "gain": 2.0},
+    "Saturation holds it": {"gain": 1.2},
+    "Momentum, long memory": {"beta": 0.98},
+    "No momentum": {"beta": 0.0},
+    "A strong penalty": {"penalty": 2.0},
+}
+PAGE = Page("dynamics", "Dynamics", _SUMMARY, 50, DynamicsInputs, preview, verdict, _PRESETS)

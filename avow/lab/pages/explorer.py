@@ -16,7 +16,7 @@ import avow
 from avow.core import Certificate
 from avow.core.chart import Chart
 from avow.errors import OutOfReach, ParameterError
-from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
+from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, judgement
 from avow.report.charts import figure
 from avow.theory.constructions import (
     AverageQuery,
@@ -341,19 +341,12 @@ def _over_scales(eps: float, law: Law) -> dict[str, tuple[list[float], list[floa
     }
 
 
-PAGE = Page(
-    name="explorer",
-    title="Attention explorer",
-    summary="Drag the query, and see what it reads. Longer is sharper; a scaled key fools one head, and not two.",
-    order=10,
-    inputs=ExplorerInputs,
-    preview=preview,
-    verdict=verdict,
-    presets={
-        "Copy one": {},
-        "Average two": {"show": "average"},
-        "A noisy key, one head": {"show": "noise"},
-        "… two heads": {"show": "noise", "heads": "two"},
-        "Route tokens": {"show": "route"},
-    },
-)
+_SUMMARY = "Drag the query, and see what it reads. Longer is sharper; a scaled key fools one head, and not two."
+_PRESETS: Presets = {
+    "Copy one": {},
+    "Average two": {"show": "average"},
+    "A noisy key, one head": {"show": "noise"},
+    "… two heads": {"show": "noise", "heads": "two"},
+    "Route tokens": {"show": "route"},
+}
+PAGE = Page("explorer", "Attention explorer", _SUMMARY, 10, ExplorerInputs, preview, verdict, _PRESETS)

@@ -18,7 +18,7 @@ import torch
 from avow.cli.parsing import parse
 from avow.core.chart import Chart
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
-from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
+from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, judgement
 from avow.report.charts import Axis, Mode, Plot, Trace, figure, line_mode
 from avow.report.style import LOOKS
 from avow.theory.constructions import relu_piecewise, relu_square
@@ -256,20 +256,13 @@ def _ends(numbers: Any, room: float = 0.03) -> list[float]:
     return [low - room * (high - low), high + room * (high - low)]
 
 
-PAGE = Page(
-    name="relu",
-    title="ReLU builder",
-    summary="How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask.",
-    order=40,
-    inputs=ReluInputs,
-    preview=preview,
-    verdict=verdict,
-    presets={
-        "x², one layer": {},
-        "x², many layers": {"layers": "many", "eps": 1e-4},
-        "A wave": {"follow": "a formula"},
-        "A bump": {"follow": "a formula", "formula": "exp(-x**2)", "start": -3.0},
-        "A step": {"follow": "a formula", "formula": "tanh(8*x)", "start": -2.0, "end": 2.0},
-        "A corner": {"follow": "a formula", "formula": "sqrt(x**2)", "start": -1.0, "end": 1.0},
-    },
-)
+_SUMMARY = "How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask."
+_PRESETS: Presets = {
+    "x², one layer": {},
+    "x², many layers": {"layers": "many", "eps": 1e-4},
+    "A wave": {"follow": "a formula"},
+    "A bump": {"follow": "a formula", "formula": "exp(-x**2)", "start": -3.0},
+    "A step": {"follow": "a formula", "formula": "tanh(8*x)", "start": -2.0, "end": 2.0},
+    "A corner": {"follow": "a formula", "formula": "sqrt(x**2)", "start": -1.0, "end": 1.0},
+}
+PAGE = Page("relu", "ReLU builder", _SUMMARY, 40, ReluInputs, preview, verdict, _PRESETS)

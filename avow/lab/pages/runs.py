@@ -273,11 +273,5 @@ def lines_of(content: bytes) -> list[list[float]]:
     return lines
 
 
-PAGE = Page(
-    name="runs",
-    title="Runs",
-    summary="Training runs on this machine: losses while they fall, and what models know after reading.",
-    order=60,
-    inputs=RunsInputs,
-    preview=preview,
-)
+_SUMMARY = "Training runs on this machine: losses while they fall, and what models know after reading."
+PAGE = Page("runs", "Runs", _SUMMARY, 60, RunsInputs, preview)

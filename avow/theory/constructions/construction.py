@@ -10,13 +10,13 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 from torch import Tensor, nn
 
 from avow.core import DTYPES
 from avow.core.chart import Picture
-from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.errors import DtypeError, MissingPackage, NonFiniteError, ParameterError, ShapeError
 from avow.parameters import as_float
 
 
@@ -92,6 +92,15 @@ def first_proved(candidates: Iterable[C]) -> tuple[C | None, float]:
         if proof:
             return candidate, best
     return None, best
+
+
+def scipy_optimize(needed: str) -> Any:
+    """SciPy's solvers; without them, an error that says what they are needed for."""
+    try:
+        from scipy import optimize
+    except ImportError as error:
+        raise MissingPackage("scipy", "missing", needed, "pip install 'avow[rigor]'") from error
+    return optimize
 
 
 def checked_matrix(name: str, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,18 +18,13 @@ def compiled(expression: Any, letters: Sequence[Any]) -> Callable[[Sequence[inte
     It holds the expression's values, and is not finite where it cannot tell.
     """
     import sympy
-
-    return _compiled(sympy.sympify(expression), {letter: i for i, letter in enumerate(letters)})
-
-
-def _compiled(expression: Any, places: Mapping[Any, int]) -> Callable[[Sequence[intervals.arb]], intervals.arb]:
-    import sympy
     from flint import arb
 
-    if expression in places:
-        place = places[expression]
+    expression = sympy.sympify(expression)
+    if expression in letters:
+        place = letters.index(expression)
         return lambda x: x[place]
-    parts = [_compiled(part, places) for part in expression.args]
+    parts = [compiled(part, letters) for part in expression.args]
     match expression:
         case sympy.Rational() | sympy.Float():
             exact = Fraction(sympy.Rational(expression))

@@ -17,7 +17,6 @@ probability of a range of scales exactly: a fraction where it is discrete, a bal
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,9 +140,9 @@ def _fraction(name: str, x: Fraction | float) -> Fraction:
 Head = Mapping[int, float]
 
 _BITS = 128
-# The search for the scales that succeed stops when the scales still open have no more mass than this.
+# The search for the scales that succeed stops when those still open have no more mass than this, or are so many pieces.
 _OPEN = 1e-13
-_PIECES = 20000
+_PIECES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -287,32 +286,23 @@ def _outcome(scene: _Scene, eta: float, scale: Fraction, probability: Fraction) 
 
 
 def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> intervals.arb:
-    """P(error ≤ η): the line is cut where the answer changes, and what stays open is counted as both."""
+    """P(error ≤ η): the line is halved where the answer changes, and what stays open is counted as both."""
     spread = math.sqrt(law.variance)
-    ends = law.mean - REACH * spread, law.mean + REACH * spread
-    most = intervals.ball(eta)
-    sure = intervals.ball(0)
-    left_open = law.probability(-math.inf, ends[0]) + law.probability(ends[1], math.inf)
-    pieces = [(-1.0, *ends)]
-    open_mass, tried = 1.0, 0
-    while pieces and open_mass > _OPEN and tried < _PIECES:
-        mass, low, high = heapq.heappop(pieces)
-        open_mass += mass
-        tried += 1
-        error = scene.error(intervals.ball(low), intervals.ball(high))
-        if error <= most:
-            sure += law.probability(low, high)
-        elif not error > most:
-            middle = (low + high) / 2
-            if not low < middle < high:
-                left_open += law.probability(low, high)
-                continue
-            for half in ((low, middle), (middle, high)):
-                weight = float(law.probability(*half).mid())
-                open_mass += weight
-                heapq.heappush(pieces, (-weight, *half))
-    left_open += intervals.total(law.probability(low, high) for _, low, high in pieces)
-    return sure.union(sure + left_open)
+    low, high = law.mean - REACH * spread, law.mean + REACH * spread
+    beyond = law.probability(-math.inf, low) + law.probability(high, math.inf)
+    sure, left_open, pieces = intervals.ball(0), intervals.ball(1), [(low, high)]
+    while left_open > _OPEN and len(pieces) < _PIECES:
+        halves = []
+        for low, high in pieces:
+            error = scene.error(intervals.ball(low), intervals.ball(high))
+            if error <= eta:
+                sure += law.probability(low, high)
+            elif not error > eta:
+                middle = (low + high) / 2
+                halves += [(low, middle), (middle, high)]
+        pieces = halves
+        left_open = intervals.total(law.probability(*piece) for piece in pieces)
+    return sure.union(sure + left_open + beyond)
 
 
 def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> intervals.arb:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, ShapeError
 from avow.numerics import intervals
-from avow.numerics.intervals import Enclosure
+from avow.numerics.intervals import Enclosure, frobenius, longest, stacked
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_index, checked_matrix
 from avow.theory.constructions.query_search import Goal, find_query, least_length
@@ -94,11 +94,11 @@ class Query(Construction):
     def verify(self) -> Proof:
         if not bool(self.query.isfinite().all()):
             return Proof(self.promise, self.bound, math.inf, ("the query is not finite",))
-        rows, query = intervals.matrix(self.keys), intervals.vector(self.query)
+        keys, query = intervals.grid(self.keys), intervals.grid(self.query[:, None])
 
         def excess() -> float | None:
             """The largest w_i/α_i, less what it would be were nothing lost."""
-            scores = [intervals.dot(row, query) for row in rows]
+            scores = (keys * query).entries()
             top = max(scores, key=lambda score: score.mid())
             total = intervals.total((score - top).exp() for score in scores)
             losses = []
@@ -110,7 +110,9 @@ class Query(Construction):
             return intervals.upper(ball) if ball <= self.eps or ball > self.eps else None
 
         achieved = intervals.decided(excess, bits=128)
-        steps = (f"the scores of {len(rows)} keys, as given, with the query as returned: balls around exact floats",)
+        steps = (
+            f"the scores of {len(self.keys)} keys, as given, with the query as returned: balls around exact floats",
+        )
         return Proof(self.promise, self.bound, math.inf if achieved is None else achieved, steps)
 
     def picture(self) -> Chart:
@@ -165,7 +167,7 @@ class CopyQuery(Query):
         if self.lower_bound == 0.0:
             return math.inf
         with intervals.precision(128):
-            return intervals.upper(intervals.norm(intervals.vector(self.query)) / intervals.ball(self.lower_bound) - 1)
+            return intervals.upper(frobenius(intervals.grid(self.query[None])) / intervals.ball(self.lower_bound) - 1)
 
     def verify(self) -> Proof:
         proof = super().verify()
@@ -359,19 +361,14 @@ def enclosed(
     (((0.5, 0.5), (0.5, 0.5)), True)
     """
     with intervals.precision(128):
-        rows, columns = intervals.matrix(keys), intervals.matrix(values.mT)
-        scores = [[intervals.dot(row, query) for row in rows] for query in intervals.matrix(queries)]
-        weights = [intervals.softmax(head) for head in scores]
-        averaged = [intervals.total(column) / len(weights) for column in zip(*weights, strict=True)]
-        off = intervals.most(
-            intervals.norm([intervals.dot(head, column) - x for column, x in zip(columns, answer, strict=True)])
-            for head, answer in zip(weights, intervals.matrix(answers), strict=True)
-        )
-        unit = intervals.most(intervals.norm(value) for value in intervals.matrix(values))
+        scores = (intervals.grid(queries) * intervals.grid(keys).transpose()).tolist()
+        weights, read_from = stacked(map(intervals.softmax, scores)), intervals.grid(values)
+        off, unit = longest(weights * read_from - intervals.grid(answers)), longest(read_from)
+        averaged = intervals.grid(torch.full((1, len(queries)), 1.0)) * weights / len(queries)
         # Values that are all zero are read as zero, and so is the unit: what is off then has no bound.
         error = intervals.upper(off / unit) if unit > 0 else 0.0 if off == 0 else math.inf
         gap, others = (math.inf, math.inf), [score for i, score in enumerate(scores[0]) if i not in kept]
         if others:
             gap = intervals.ends(intervals.least(scores[0][i] for i in kept) - intervals.most(others))
-        output = tuple(intervals.ends(intervals.dot(averaged, column)) for column in columns)
-        return Enclosed(tuple(map(intervals.ends, averaged)), output, gap, error)
+        averages, output = (tuple(map(intervals.ends, row.entries())) for row in (averaged, averaged * read_from))
+        return Enclosed(averages, output, gap, error)

@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -34,15 +34,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from avow.core import DTYPES, check_dtype, dtype_name
-from avow.errors import InsideHull, MissingPackage, OutOfReach, RangeError, ToleranceUnreachable
+from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.theory.constructions.construction import first_proved
+from avow.theory.constructions.construction import first_proved, scipy_optimize
 
 if TYPE_CHECKING:
     from avow.theory.constructions.queries import Query
 
 Array = NDArray[np.float64]
 STEPS = 400
+_NEEDED = "is needed to find the combination that proves a query impossible"
 
 
 class Goal(NamedTuple):
@@ -239,15 +240,12 @@ def least_length(keys: Float[Tensor, "n d"], target: int, eps: float, dual: Floa
         return 0.0
 
     def bound() -> float | None:
-        weights = intervals.vector(dual[chosen])
-        total = intervals.total(weights)
-        weights = [weight / total for weight in weights]
-        columns = zip(*intervals.matrix(keys[chosen]), strict=True)
-        mean = [intervals.dot(weights, column) for column in columns]
-        length = intervals.norm([x - y for x, y in zip(intervals.vector(keys[target]), mean, strict=True)])
+        row = intervals.grid(dual[None, chosen])
+        weights = row / intervals.total(row.entries())
+        length = intervals.frobenius(intervals.grid(keys[None, target]) - weights * intervals.grid(keys[chosen]))
         if not length > 0:
             return None
-        ratio = (entropy(weights) - intervals.ball(eps).log()) / length
+        ratio = (entropy(weights.entries()) - intervals.ball(eps).log()) / length
         return intervals.lower(ratio) if ratio.rel_accuracy_bits() > 50 else None
 
     # A target inside the hull has no shortest query, and its dual may cancel to nothing: then nothing is bounded.
@@ -345,7 +343,9 @@ def _guesses(keys: Tensor, weights: Tensor) -> Iterator[Array]:
         return
     ranges = [(None, None) if one else (None, 0) for one in kept]
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    answer = _scipy().linprog(-logs, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight)
+    answer = scipy_optimize(_NEEDED).linprog(
+        -logs, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight
+    )
     if answer.status == 0:
         yield answer.x
     yield _nearest(equations, sides)
@@ -364,7 +364,7 @@ def _nearest(equations: Array, sides: Array) -> Array:
     kept = equations[-1] > 0
     # Numbers of either sign are differences of two that are not negative.
     signed = np.concatenate([np.where(kept, equations, -equations), -equations[:, kept]], 1)
-    solution, _ = _scipy().nnls(signed, sides, maxiter=100 * signed.shape[1] + 1000)
+    solution, _ = scipy_optimize(_NEEDED).nnls(signed, sides, maxiter=100 * signed.shape[1] + 1000)
     combination = np.where(kept, solution[: len(kept)], -solution[: len(kept)])
     combination[kept] -= solution[len(kept) :]
     return combination
@@ -385,12 +385,3 @@ def _relations(vectors: Sequence[Sequence[Fraction]]) -> Iterator[tuple[int, lis
         for r, c in enumerate(pivots):
             relation[c] = -Fraction(int(reduced[r, free].p), int(reduced[r, free].q))
         yield free, relation
-
-
-def _scipy() -> Any:
-    try:
-        from scipy import optimize
-    except ImportError as error:
-        rule = "is needed to find the combination that proves a query impossible"
-        raise MissingPackage("scipy", "missing", rule, "pip install 'avow[rigor]'") from error
-    return optimize

@@ -372,8 +372,7 @@ def _widths(eps: Fraction) -> list[int]:
 
 
 def _depths(eps: Fraction) -> list[int]:
-    """The least m with 4^-(m+1) ≤ eps, and one more."""
-    depth = 1
-    while Fraction(1, 4 ** (depth + 1)) > eps:
-        depth += 1
+    """The least m with 4^(m+1) ≥ 1/eps, and one more."""
+    bits = (math.ceil(1 / eps) - 1).bit_length()  # the least power of two that is no smaller
+    depth = max(1, math.ceil(bits / 2) - 1)
     return [depth, depth + 1]

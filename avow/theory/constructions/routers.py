@@ -32,7 +32,14 @@ from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreach
 from avow.numerics import intervals
 from avow.numerics.intervals import longest, rounded, stacked
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
+from avow.theory.constructions.construction import (
+    Construction,
+    Proof,
+    checked_eps,
+    checked_matrix,
+    first_proved,
+    scipy_optimize,
+)
 from avow.theory.constructions.projections import dual_basis, linear
 
 Routes = Mapping[int, int | Sequence[int]]
@@ -241,8 +248,7 @@ def _queries(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
 
 def _separating_scores(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     """The W_Q with the widest margin of every source over the rest, entries in [−1, 1], by linear programming."""
-    from scipy.optimize import linprog
-
+    optimize = scipy_optimize("is needed to route tokens that are linearly dependent")
     unit = tokens / tokens.norm(dim=1).amax()
     above, level, owners = [], [], []
     for i, sources in table.items():
@@ -258,7 +264,7 @@ def _separating_scores(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> 
     if not above:
         return unit.new_zeros(width, width)
     ties = torch.stack(level) if level else unit.new_zeros(0, width**2)
-    solution = linprog(
+    solution = optimize.linprog(
         [0.0] * width**2 + [-1.0],
         A_ub=nn.functional.pad(-torch.stack(above), (0, 1), value=1.0).numpy(),
         b_ub=[0.0] * len(above),

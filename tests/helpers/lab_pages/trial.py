@@ -80,4 +80,4 @@ def _stay(folder: Path) -> None:
         time.sleep(0.01)
 
 
-PAGE = Page("trial", "Trial", "For tests.", 1, Tried, preview, verdict, seconds=60.0, takes_files=True)
+PAGE = Page("trial", "Trial", "For tests.", 1, Tried, preview, verdict, seconds=60.0)

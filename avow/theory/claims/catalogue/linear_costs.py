@@ -15,7 +15,7 @@ from torch import Tensor
 from avow.calibration import random_problem
 from avow.core import Problem, Sizes
 from avow.core.chart import Chart, Function, Table
-from avow.numerics.intervals import dot, matrix, softmax
+from avow.numerics.intervals import dot, grid, softmax
 from avow.theory.claims import counting
 from avow.theory.claims.catalogue import costs
 from avow.theory.claims.catalogue.costs import FIXED, GENEROUS, PRODUCTS, Program, between, library, over_lengths
@@ -125,7 +125,7 @@ def _full_rank() -> Iterator[Evidence]:
     )
     yield rational(all(determinant != 0 for determinant in determinants), says, determinants=determinants)
     problem = random_problem(Sizes(1, 1, 1, 12, 12, 2, 2, torch.float64))
-    q, keys = (matrix(x[0, 0]) for x in (problem.q, problem.k))
+    q, keys = (grid(x[0, 0]).tolist() for x in (problem.q, problem.k))
     says = "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero"
     yield enclosed(arb_mat([softmax([dot(row, key) for key in keys]) for row in q]).det() != 0, says)
 

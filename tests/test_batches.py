@@ -108,3 +108,9 @@ def test_a_mixture_reads_both_kinds() -> None:
 def test_more_shares_than_examples_are_refused() -> None:
     with pytest.raises(ParameterError, match="batch=5 is fewer examples than 3 micro-batches on each of 2 ranks"):
         batches(size=5, accumulate=3, world=2)
+
+
+@pytest.mark.parametrize("name", ["accumulate", "world", "block"])
+def test_nothing_is_not_cut_into(name: str) -> None:
+    with pytest.raises(ParameterError, match=f"{name}=0 must be a whole number of at least 1"):
+        Batches(spans(), 16, 0, **{"block": BLOCK} | {name: 0})

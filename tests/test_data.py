@@ -95,6 +95,12 @@ def test_padding_is_not_shown_and_a_mask_is() -> None:
     assert Vocabulary("ab").decode([2, MASK, 3, PAD, PAD]) == "a⁇b"
 
 
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_number_outside_the_vocabulary_is_not_decoded(number: int) -> None:
+    with pytest.raises(InputError, match=f"numbers={number} is not a number of this vocabulary, from 0 to 3; decode"):
+        Vocabulary("ab").decode([2, number])
+
+
 def test_size_counts_padding_and_mask() -> None:
     vocabulary = Vocabulary("abc")
     assert vocabulary.size == 5

@@ -105,7 +105,7 @@ def too_long(kind: str) -> bytes:
 
 
 def checkpoint_of(path: Path) -> None:
-    checkpoint.read(path.parent, {"format": checkpoint.FORMAT})
+    checkpoint.load(path.parent, {"format": checkpoint.FORMAT})
 
 
 READERS: list[tuple[str, Callable[[Path], object], str]] = [

@@ -103,6 +103,10 @@ def test_learned_places_are_parameters_and_tables_are_not_saved() -> None:
             "head dimension=6 must be 4, the dimension this was made for; make Rotary(6, …)",
         ),
         (lambda: Learned(8, 4)(3, 6), ShapeError, "length=9 exceeds block=8"),
+        # Python would count such places from the end of the block.
+        (lambda: Learned(8, 4)(3, -4), ParameterError, "start=-4 must be at least 0; count places from 0"),
+        (lambda: Sinusoidal(8, 4)(-3, 0), ParameterError, "length=-3 must be at least 0; count places from 0"),
+        (lambda: Rotary(4, 8)(torch.zeros(1, 1, 2, 4), -3), ParameterError, "start=-3 must be at least 0"),
         (lambda: Learned(0, 4), ParameterError, "block=0 must be a whole number of at least 1; try block=8"),
     ],
 )

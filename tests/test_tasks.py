@@ -41,6 +41,11 @@ def clozes(texts: list[str]) -> ClozeExamples:
     return ClozeExamples(lines(texts), VOCABULARY, 64, 0)
 
 
+def test_text_needs_a_block_to_be_read_in() -> None:
+    with pytest.raises(ParameterError, match="block=0 must be a whole number of at least 1"):
+        LanguageExamples(lines(TEXTS), VOCABULARY, 0)
+
+
 def test_an_epoch_holds_each_kind_in_exact_shares() -> None:
     asked = QuestionExamples([Question("x", "y", ""), Question("y", "x", "")], VOCABULARY, 64)
     read = LanguageExamples(lines(["AdaAda"] * 5), VOCABULARY, 64)

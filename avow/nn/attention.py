@@ -36,6 +36,17 @@ class Shard:
     group: ProcessGroup
 
 
+def project(inward: nn.Linear, dim: int, x: Tensor, context: Tensor | None = None) -> list[Float[Tensor, "b h n d"]]:
+    """Queries of `x`, keys and values of the context or else of `x`: the rows of `inward`, one below the other."""
+    width, weight, bias = inward.in_features, inward.weight, inward.bias
+    if context is None:
+        queries, others = inward(x).tensor_split([width], -1)
+    else:
+        queries = linear(x, weight[:width], None if bias is None else bias[:width])
+        others = linear(context, weight[width:], None if bias is None else bias[width:])
+    return [part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in (queries, *others.chunk(2, -1))]
+
+
 class Attention(nn.Module):
     """Multi-head attention by any method, over a sequence itself or, with `cross`, over a context.
 
@@ -195,19 +206,12 @@ class Attention(nn.Module):
         if self.cross != (context is not None):
             rule, remedy = ("must be given", "pass context") if self.cross else ("must be left out", "use cross=True")
             raise ParameterError("context", "None" if context is None else "a tensor", rule, remedy)
-        if context is None:
-            parts = self.inward(x).split([self.width, self.key_width, self.key_width], -1)
-        else:
+        if context is not None:
             self._check_input("context", context)
             if context.shape[0] != x.shape[0]:
                 rule = f"must be x's {x.shape[0]}"
                 raise ShapeError("context.shape[0]", context.shape[0], rule, "give each sequence its own context")
-            weight, bias, w = self.inward.weight, self.inward.bias, self.width
-            queries = linear(x, weight[:w], None if bias is None else bias[:w])
-            keys_and_values = linear(context, weight[w:], None if bias is None else bias[w:])
-            parts = (queries, *keys_and_values.chunk(2, -1))
-        dim = self.width // self.heads
-        q, k, v = (part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in parts)  # (b, heads, length, dim)
+        q, k, v = project(self.inward, self.width // self.heads, x, context)
         if self.positions is not None:
             q, k = self.positions(q, start), self.positions(k, start)
         return q, k, v
@@ -358,6 +362,9 @@ def _angles(block: int, dim: int) -> Float[Tensor, "block half"]:
 
 def _span(length: int, start: int, block: int) -> slice:
     """Places `start` to `start + length`, which must exist."""
+    if min(start, length) < 0:
+        name, value = ("start", start) if start < 0 else ("length", length)
+        raise ParameterError(name, value, "must be at least 0", "count places from 0")
     if start + length > block:
         rule = f"exceeds block={block}"
         raise ShapeError("length", start + length, rule, "shorten the sequence or make a longer block")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from avow.core import Problem
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
-from avow.nn.attention import Attention, Rotary
+from avow.nn.attention import Attention, Rotary, project
 from avow.nn.config import ModelConfig
 from avow.nn.transformer import STD, Block, CharacterModel, TransformerLM, check_ids, initialise, mlp, quieten
 from avow.parameters import declared
@@ -36,10 +36,10 @@ class Crossing(nn.Module):
     def __init__(self, config: ModelConfig, rotary: Rotary | None) -> None:
         super().__init__()
         c, self.rotary, self.method = config, rotary, Exact()
-        self.dim, self.key_width = c.width // c.heads, c.width // c.heads * (c.key_heads or c.heads)
+        self.dim = c.width // c.heads
         self.before_attention = nn.LayerNorm(c.width)
         self.before_context = nn.LayerNorm(c.width)
-        self.inward = nn.Linear(c.width, c.width + 2 * self.key_width)  # queries, keys, values
+        self.inward = nn.Linear(c.width, c.width + 2 * self.dim * (c.key_heads or c.heads))  # queries, keys, values
         self.outward = nn.Linear(c.width, c.width)
         self.dropout = nn.Dropout(c.dropout)
         self.before_mlp = nn.LayerNorm(c.width)
@@ -55,11 +55,7 @@ class Crossing(nn.Module):
         """x with what it read of the context added; `places` are those of x and of the context."""
         out = torch.zeros_like(x)
         if context.shape[-2]:
-            width = x.shape[-1]
-            weight, bias = self.inward.weight, self.inward.bias
-            own = linear(self.before_attention(x), weight[:width], bias[:width])
-            keys, values = linear(self.before_context(context), weight[width:], bias[width:]).chunk(2, -1)
-            q, k, v = (y.unflatten(-1, (-1, self.dim)).transpose(1, 2) for y in (own, keys, values))  # (b, h, n, d)
+            q, k, v = project(self.inward, self.dim, self.before_attention(x), self.before_context(context))
             if self.rotary is not None:
                 q, k = (self.rotary.at(y, at) for y, at in zip((q, k), places, strict=True))
             with torch.autocast(q.device.type, enabled=False):

@@ -8,6 +8,7 @@ are one network read at two places: :math:`g_t = \sigma(h_t)` where :math:`g_0 =
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,9 +119,7 @@ def gradient_horizon(
     norm = spectral_bound(exact.recurrent.weight)
     rate = _times(norm, STEEPEST[cell.activation])
     if rate < 1:
-        bound = 1.0
-        for _ in range(steps):
-            bound = _times(bound, rate)
+        bound = functools.reduce(_times, [rate] * steps, 1.0)
         return GradientHorizon(steps, bound, _measured(exact, x, state), "contraction", rate)
     bound = _product_bound(exact, x, state, norm)
     return GradientHorizon(steps, bound, _measured(exact, x, state), "product", bound ** (1 / steps))
@@ -143,9 +142,7 @@ def _product_bound(cell: RecurrentCell, inputs: Tensor, start: Tensor, norm: flo
 
     With ‖J_t‖ ≤ f_t = ‖W‖·max σ', a step takes the drift from e to at most f_t·e + ‖J_t − Ĵ_t‖·‖P‖ + its rounding.
     """
-    weight = cell.recurrent.weight
-    width = len(weight)
-    size = frobenius_bound(weight)
+    width, size = cell.recurrent.in_features, frobenius_bound(cell.recurrent.weight)
     product, drift, norms = torch.eye(width, dtype=torch.float64), 0.0, 1.0
     for slope in _slopes(cell, inputs, start):
         factor = _times(norm, float((slope.middle + slope.radius).max()))
@@ -155,8 +152,7 @@ def _product_bound(cell: RecurrentCell, inputs: Tensor, start: Tensor, norm: flo
         rounding = gamma(width + 1, _UNIT) * size * float(slope.middle.max()) * length
         rounding += 4 * width**2 * (1 + size) * _TINY
         drift = (factor * drift + norm * float(slope.radius.max()) * length + rounding) * SAFETY
-        scales = slope.middle[:, None]
-        product = weight @ (scales * product) if cell.order == "inside" else scales * (weight @ product)
+        product = _jacobian_times(cell, slope.middle, product)
     if not bool(product.isfinite().all()):
         return norms
     together = (spectral_bound(product) + drift) * SAFETY
@@ -221,17 +217,18 @@ def gradients_along(
 
     Autograd would take tanh' as 1 − tanh², of which nothing is left if the unit is saturated.
     """
-    weight = cell.recurrent.weight
     total = torch.eye(len(state), dtype=torch.float64)
     yield total
     for x in inputs:
-        if cell.order == "inside":
-            slope = _slope_at(cell.activation, state)
-            total, state = weight @ (slope[:, None] * total), cell(x, state)
-        else:
-            z = cell.recurrent(state) + cell.intake(x)
-            total, state = _slope_at(cell.activation, z)[:, None] * (weight @ total), cell.activated(z)
+        z = state if cell.order == "inside" else cell.recurrent(state) + cell.intake(x)
+        total, state = _jacobian_times(cell, _slope_at(cell.activation, z), total), cell(x, state)
         yield total
+
+
+def _jacobian_times(cell: RecurrentCell, slope: Float[Tensor, "d"], total: Float[Tensor, "d d"]) -> Tensor:
+    """The Jacobian of a step, with the activation's slopes in it, times a matrix."""
+    weight, scales = cell.recurrent.weight, slope[:, None]
+    return weight @ (scales * total) if cell.order == "inside" else scales * (weight @ total)
 
 
 def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from avow.errors import LostRank, ParameterError
+from avow.nn.config import check_count
 from avow.parameters import declared
 from avow.training.data import PAD
 from avow.training.examples import Examples, uniform
@@ -78,6 +79,8 @@ class Batches(Dataset[Step], Iterator[Step]):
         position: int = 0,
         narrowest: int = 1,
     ) -> None:
+        for name, value in (("block", block), ("accumulate", accumulate), ("world", world)):
+            check_count(name, value)
         if size < accumulate * world:
             rule = f"is fewer examples than {accumulate} micro-batches on each of {world} ranks"
             raise ParameterError("batch", size, rule, f"use batch>={accumulate * world} or a smaller accumulate")

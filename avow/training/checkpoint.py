@@ -56,7 +56,7 @@ class Snapshot:
 def save(snapshot: Snapshot, folder: Path, here: Ranks, sharded: bool = False) -> Path:
     """Write a checkpoint when all processes ask for it, and drop all others but the last; if one fails, all raise."""
     final, temporary = folder / _name(snapshot.step), folder / f".writing-{snapshot.step:08d}"
-    tensors, plain = tensors_of(snapshot), flattened(snapshot.optimiser)[1]
+    tensors = tensors_of(snapshot)
 
     def begin() -> None:
         if final.exists():
@@ -79,7 +79,8 @@ def save(snapshot: Snapshot, folder: Path, here: Ranks, sharded: bool = False) -
         state = {
             "format": SHARES if sharded else FORMAT,
             "step": snapshot.step,
-            "optimiser": plain,
+            # AdamW keeps tensors alone for each weight, and nothing plain.
+            "optimiser": {"param_groups": snapshot.optimiser["param_groups"], "plain": {}},
             "schedule": snapshot.schedule,
             "facts": snapshot.facts,
             "digests": {name: digest for digests in written for name, digest in digests.items()},
@@ -109,8 +110,10 @@ def _name(step: int) -> str:
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, Mapping[str, Tensor]]:
-    """The tensors of a snapshot by kind."""
-    return dict(zip(TENSORS, (snapshot.weights, flattened(snapshot.optimiser)[0], snapshot.generators), strict=True))
+    """The tensors of a snapshot by kind; those of the optimiser are called `number.entry`."""
+    states = snapshot.optimiser["state"].items()
+    optimiser = {f"{number}.{name}": x for number, entries in states for name, x in entries.items()}
+    return dict(zip(TENSORS, (snapshot.weights, optimiser, snapshot.generators), strict=True))
 
 
 def _write(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> dict[str, str]:
@@ -130,13 +133,9 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {"digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
-def load(path: Path) -> Snapshot:
-    """The snapshot in a checkpoint folder, after every file was checked."""
-    return read(path, described(path))
-
-
-def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
-    """The same if `described` has checked the files, and gave their state."""
+def load(path: Path, state: Mapping[str, Any] | None = None) -> Snapshot:
+    """The snapshot in a checkpoint folder, after every file was checked: by `described`, if its state is given."""
+    state = described(path) if state is None else state
     if state["format"] == SHARES:
         from avow.training import sharding
 
@@ -149,7 +148,13 @@ def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
 def snapshot_of(state: Mapping[str, Any], weights: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Snapshot:
     """A snapshot of a `state.json` and the tensors it speaks of, in the order of `TENSORS`."""
     flat, generators = others
-    optimiser = _nested(flat, state["optimiser"])
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        number, _, name = key.partition(".")
+        states.setdefault(int(number), {})[name] = value
+    # JSON has no tuples, and AdamW's betas are one.
+    groups = [group | {"betas": tuple(group["betas"])} for group in state["optimiser"]["param_groups"]]
+    optimiser = {"state": states, "param_groups": groups}
     return Snapshot(state["step"], weights, optimiser, state["schedule"], generators, state["facts"])
 
 
@@ -174,9 +179,10 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def newest(folder: Path) -> Path | None:
-    """The last good checkpoint of a run."""
-    return next((path for path in reversed(checkpoints(folder)) if fault(path) is None), None)
+def newest(folder: Path, before: Path | None = None) -> Path | None:
+    """The last good checkpoint of a run, or the last one before another."""
+    paths = [path for path in checkpoints(folder) if before is None or path.name < before.name]
+    return next((path for path in reversed(paths) if fault(path) is None), None)
 
 
 def described(path: Path) -> dict[str, Any]:
@@ -184,8 +190,8 @@ def described(path: Path) -> dict[str, Any]:
     state = _checked_state(path)
     if not isinstance(state, str):
         return state
-    good = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
-    remedy = f"resume from the previous good one, {good[-1]}" if good else "there is no previous good one; start again"
+    good = newest(path.parent, path)
+    remedy = f"resume from the previous good one, {good}" if good else "there is no previous good one; start again"
     raise FileError("checkpoint", path, state, remedy)
 
 
@@ -219,31 +225,6 @@ def _checked_state(path: Path) -> dict[str, Any] | str:
                 continue
         return f"is damaged: {name} is not what was written"
     return state
-
-
-def flattened(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimiser's state as named tensors, and the rest as JSON."""
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, dict[str, Any]] = {}
-    for number, entries in optimiser["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{number}.{name}"] = value
-            else:
-                plain.setdefault(str(number), {})[name] = value
-    return tensors, {"param_groups": optimiser["param_groups"], "plain": plain}
-
-
-def _nested(flat: Mapping[str, Tensor], described: Mapping[str, Any]) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in flat.items():
-        number, _, name = key.partition(".")
-        state.setdefault(int(number), {})[name] = value
-    for number, entries in described["plain"].items():
-        state.setdefault(int(number), {}).update(entries)
-    # JSON has no tuples, and AdamW's betas are one.
-    groups = [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in described["param_groups"]]
-    return {"state": state, "param_groups": groups}
 
 
 def generators() -> dict[str, Tensor]:
@@ -284,8 +265,8 @@ def last_of(path: str | Path) -> Path:
 
 def resume_point(
     config: TrainConfig, corpus: Corpus, folder: Path, resume: bool | Path, here: Ranks
-) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint that a run of `folder` continues from, and its state, if all processes agree on it.
+) -> tuple[Path | None, dict[str, Any]]:
+    """The checkpoint that a run of `folder` continues from, if any, and its state, if all processes agree on it.
 
     A folder with a run in it is not begun again by accident. Beside it there may be no checkpoint of another run, nor a
     later one that is good; later ones that are damaged are renamed.
@@ -294,10 +275,10 @@ def resume_point(
     if paths and not resume:
         raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
     path = resume if isinstance(resume, Path) else paths[-1] if paths else None
-    state = None if path is None else described(path)
-    check_same(here, corpus.digest, config.data.corpus, -1 if state is None else state["step"], folder)
-    if path is None or state is None:
-        return None
+    state = {} if path is None else described(path)
+    check_same(here, corpus.digest, config.data.corpus, state.get("step", -1), folder)
+    if path is None:
+        return None, state
     check_same_run(config, state["facts"], corpus, path, folder)
     others = [other for other in checkpoints(path.parent) if other.name != path.name]
     for other in others:

@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from avow import file_io
 from avow.errors import FileError, ParameterError
@@ -91,15 +91,6 @@ class RunConfig:
     start: str = param("", anything(), "a checkpoint whose weights and vocabulary to begin with")
     save_every: int = param(1000, at_least(1), "steps between checkpoints")
     log_every: int = param(10, at_least(1), "steps between lines of the log")
-
-
-SECTIONS: dict[str, type] = {
-    "data": DataConfig,
-    "optimiser": OptimiserConfig,
-    "schedule": ScheduleConfig,
-    "run": RunConfig,
-    "mixture": Recipe,
-}
 
 
 @declared()
@@ -182,6 +173,9 @@ class TrainConfig:
     def to_json(self) -> str:
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         return json.dumps({"model": json.loads(self.model.to_json()), **sections}, indent=1)
+
+
+SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(TrainConfig).items() if name != "model"}
 
 
 @declared()

@@ -180,8 +180,15 @@ class Vocabulary:
     @declared()
     def decode(self, numbers: Iterable[int]) -> str:
         """The text of some numbers; a mask reads as ⁇, padding as nothing."""
-        signs = ("", MASK_SIGN, *self.characters)
-        return "".join(signs[int(number)] for number in numbers)
+        signs = dict(enumerate(("", MASK_SIGN, *self.characters)))
+        try:
+            return "".join(signs[int(number)] for number in numbers)
+        except KeyError as error:
+            rule, remedy = (
+                f"is not a number of this vocabulary, from 0 to {self.size - 1}",
+                "decode with the model's own",
+            )
+            raise InputError("numbers", error.args[0], rule, remedy) from error
 
     def to_json(self) -> str:
         return json.dumps({"characters": self.characters}, ensure_ascii=False)

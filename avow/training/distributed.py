@@ -229,7 +229,7 @@ class Replicated:
 
     def restore(self, optimiser: Optimizer, state: Mapping[str, Any], path: Path) -> Snapshot:
         """Put a checkpoint, whose `state.json` is given, into a model of the same architecture; a snapshot of it."""
-        snapshot = checkpoint.read(path, state)
+        snapshot = checkpoint.load(path, state)
         checkpoint.restore_weights(self.model, snapshot, path)
         optimiser.load_state_dict(dict(snapshot.optimiser))
         return snapshot

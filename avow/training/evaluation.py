@@ -1,14 +1,18 @@
-"""What a model writes and answers, how much it knows, and whether its confidence says which answers are made up."""
+"""What a model writes and answers, how much it knows, and whether its confidence says which answers are made up.
+
+A model is one of `avow.nn`, or a module with `config.block` and the same methods `start` and `step`.
+"""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,7 +22,6 @@ from torch import Tensor, nn
 from avow.core.chart import Chart
 from avow.core.requirement import check_generator
 from avow.errors import InputError, NonFiniteError, ParameterError
-from avow.nn import ModelConfig
 from avow.nn.config import check_count
 from avow.parameters import declared
 from avow.training.data import MASK, MASK_SIGN, PAD, Question, Vocabulary
@@ -31,16 +34,6 @@ _ONE_SIDE = 40
 # Ends of intervals are whole multiples of 2**-20, tails whole multiples of 2**-256, both rounded outward.
 _PLACES, _BITS = 20, 256
 _BINS = 10
-
-
-class Decoder(Protocol):
-    """What is needed of a language model here: one of `avow.nn`, or one with the same methods."""
-
-    config: ModelConfig
-
-    def start(self, batch: int) -> Any: ...
-
-    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ def sample(
     check_generator(generator)
     first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
     start = np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
-    block = cast(Decoder, model).config.block
+    block = _block(model)
     if not 0 < len(start) < block:
         rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
         raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
@@ -108,7 +101,7 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
     gets alone.
     """
     check_count("longest", longest)
-    block = cast(Decoder, model).config.block
+    block = _block(model)
     prompts = [prompt(question.question, vocabulary, question.where) for question in questions]
     of_length: dict[int, list[int]] = {}
     for place, (question, row) in enumerate(zip(questions, prompts, strict=True)):
@@ -128,7 +121,7 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
     return [by_place[place] for place in range(len(prompts))]
 
 
-def _decode(reader: Decoder, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
+def _decode(reader: Any, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
     """Greedy answers to prompts of one length, of at most `room` characters."""
     cache, written = reader.start(len(ids)), []
     total = torch.zeros(len(ids), dtype=torch.float64)
@@ -161,15 +154,19 @@ def _log_probabilities(logits: Float[Tensor, "b vocabulary"]) -> Float[Tensor, "
     return scores.log_softmax(-1)
 
 
+def _block(model: nn.Module) -> int:
+    return cast(Any, model).config.block
+
+
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[tuple[Decoder, torch.device]]:
+def _evaluating(model: nn.Module) -> Iterator[tuple[Any, torch.device]]:
     """The model in evaluation mode, and its device; afterwards every module is in its old mode."""
     modes = [(module, module.training) for module in model.modules()]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()
     try:
         with torch.no_grad():
-            yield cast(Decoder, model), device
+            yield model, device
     finally:
         for module, mode in modes:
             module.training = mode
@@ -317,7 +314,7 @@ class Evaluation:
 def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected."""
     for question in questions:
-        check_room(question, cast(Decoder, model).config.block)
+        check_room(question, _block(model))
     longest = max([32, *(len(question.answer) for question in questions)])
     return _evaluation(questions, answers(model, vocabulary, questions, longest))
 
@@ -349,14 +346,8 @@ def _lower_end(right: int, asked: int) -> float:
     """The largest multiple of 2**-20 at which so many or more right have a proven probability of at most 1/40."""
     if right == 0:
         return 0.0
-    low, high = 0, 2**_PLACES
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _tail(right, asked, middle) * _ONE_SIDE <= 2**_BITS:
-            low = middle
-        else:
-            high = middle
-    return low / 2**_PLACES
+    above = bisect.bisect_right(range(2**_PLACES), 2**_BITS, key=lambda share: _tail(right, asked, share) * _ONE_SIDE)
+    return (above - 1) / 2**_PLACES
 
 
 def _tail(right: int, asked: int, share: int) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from avow.errors import InputError, ParameterError
+from avow.nn.config import check_count
 from avow.parameters import at_least, between, check_parameters, declared, from_to, param
 from avow.training.data import MASK, PAD, Corpus, Line, Question, Vocabulary, check_not_empty
 
@@ -324,6 +325,7 @@ class LanguageExamples(_FixedExamples):
     @declared()
     def __init__(self, documents: Sequence[Line], vocabulary: Vocabulary, block: int) -> None:
         check_not_empty("documents", documents)
+        check_count("block", block)
         # The last character is a target and not an input, so one more than the block is used.
         rows = [vocabulary.encode(document.text, document.where)[: block + 1] for document in documents]
         # A document of one character is read, and has no target.

@@ -6,6 +6,7 @@ at all, which attention reads it, which positions it has.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,31 +138,23 @@ def arms(
             rule = f"holds no {file}, and the experiment needs text, training questions and dev questions"
             raise FileError("corpus", corpus, rule, f"add a {file}")
     given += [f"data.corpus={corpus}", f"run.device={device}"]
-    # The arm without reading has no mixture, and a length of its own.
-    unread_flags, unread_shared = (
-        [flag for flag in all_flags if not flag.startswith(prefixes)]
-        for all_flags, prefixes in ((given, ("mixture.", "schedule.")), (size.shared, ("mixture.",)))
-    )
-    (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
     length = [] if steps is None else [f"schedule.steps={steps}"]
     if steps is not None and steps < 1000:
         length.append(f"schedule.warmup={steps // 10}")  # The usual one may be longer than a short run.
-
-    def arm(label: str, seed: int, attention: str, kind: str, flags: list[str], defaults: Iterable[str]) -> Arm:
-        own = [*flags, f"run.seed={seed}", f"model.attention={attention}", f"model.positions={kind}"]
-        return Arm(label, seed, read_config(None, own, [*defaults, *_fast(device, attention)]))
-
+    # The arm without reading has no mixture, and a length of its own; the first attention and positions stand for all.
+    unread = [flag for flag in given if not flag.startswith(("mixture.", "schedule."))]
+    (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
+    if steps is not None and steps < usual:
+        unread += length
+    shared = [flag for flag in size.shared if not flag.startswith("mixture.")]
+    rows = [(NOT_READ, attentions[0], positions[0], unread, [*size.not_read, *size.attentions[attentions[0]], *shared])]
+    for attention, kind in itertools.product(attentions, positions):
+        label = attention if len(positions) == 1 else f"{attention}, {kind}"
+        rows.append((label, attention, kind, [*given, *length], [*size.attentions[attention], *size.shared]))
     chosen = []
-    for seed in range(seeds):
-        # The first attention and the first positions stand for all.
-        defaults = [*size.not_read, *size.attentions[attentions[0]], *unread_shared]
-        own = [*unread_flags, *(length if steps is not None and steps < usual else [])]
-        chosen.append(arm(NOT_READ, seed, attentions[0], positions[0], own, defaults))
-        for attention in attentions:
-            for kind in positions:
-                label = attention if len(positions) == 1 else f"{attention}, {kind}"
-                defaults = [*size.attentions[attention], *size.shared]
-                chosen.append(arm(label, seed, attention, kind, [*given, *length], defaults))
+    for seed, (label, attention, kind, own, defaults) in itertools.product(range(seeds), rows):
+        own = [*own, f"run.seed={seed}", f"model.attention={attention}", f"model.positions={kind}"]
+        chosen.append(Arm(label, seed, read_config(None, own, [*defaults, *_fast(device, attention)])))
     return chosen
 
 

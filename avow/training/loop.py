@@ -47,8 +47,6 @@ ASK = 10
 Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Kernels choose their algorithms and buffers the first few times they run, and none of that may be recorded.
 _REHEARSALS = 3
-
-
 # A graph, the tensors that it reads (ids, targets, their number), and the loss that it writes.
 Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor, Tensor], Tensor]
 
@@ -106,14 +104,12 @@ class Trainer:
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
         corpus = corpus_of(config.data.corpus)
-        origin = checkpoint.resume_point(config, corpus, self.checkpoints, resume, here)
-        self.origin = None if origin is None else origin[0]
-        state = None if origin is None else origin[1]
+        self.origin, state = checkpoint.resume_point(config, corpus, self.checkpoints, resume, here)
         # A run that continues has its weights, and no longer needs what it began with.
-        start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
-        facts = state["facts"] if state is not None else start.facts if start is not None else None
-        self.identity = {"run": uuid.uuid4().hex if state is None else state["facts"]["run"], "data": corpus.digest}
-        self.vocabulary = vocabulary_of(corpus) if facts is None else Vocabulary(facts["characters"])
+        start = checkpoint.load(Path(config.run.start)) if config.run.start and not state else None
+        facts: Mapping[str, Any] = state["facts"] if state else start.facts if start else {}
+        self.identity = {"run": facts["run"] if state else uuid.uuid4().hex, "data": corpus.digest}
+        self.vocabulary = Vocabulary(facts["characters"]) if facts else vocabulary_of(corpus)
         self.batches = self._batches(corpus)
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
         torch.manual_seed(config.run.seed)  # The same first weights in every process.
@@ -128,8 +124,8 @@ class Trainer:
         self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
         self.positions = 0  # Read by all processes since this one began, without padding.
-        if origin is not None:
-            self._restore(*origin)
+        if self.origin is not None:
+            self._restore(self.origin, state)
         # Cut by length, batches differ in width from step to step, and one program must do for all of them.
         dynamic = True if config.data.accumulate > 1 else None
         model: Any = torch.compile(self.model, dynamic=dynamic) if config.run.compile else self.model

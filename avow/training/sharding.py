@@ -67,7 +67,7 @@ class Sharded(Replicated):
     def restore(self, optimiser: Optimizer, state: Mapping[str, Any], path: Path) -> Snapshot:
         """Take this process's share of a checkpoint, and of a sharded one read no more; the snapshot has no weights."""
         reader = _reader(path) if state["format"] == SHARES else None
-        contents = _contents(reader) if reader else _flat(checkpoint.tensors_of(checkpoint.read(path, state)))
+        contents = _contents(reader) if reader else _flat(checkpoint.tensors_of(checkpoint.load(path, state)))
         shapes = {name: tuple(x.shape) for name, x in _of_kind(contents, "weights").items()}
         checkpoint.check_architecture(self.model, shapes, path)
         weights = self.model.state_dict()

@@ -218,7 +218,7 @@ def ring_bytes(
     With n tokens and w bytes of key and value a token, a process sends each block but the one that ends its journey
     there; if rows only see what is before them, block c stops at the last process, and process r sends those up to
     its own. Gradients, wider, follow each block, and go home from the last process that adds to them. A page agrees on
-    the call, and one on certificates.
+    the call, and three numbers tell who failed and what is proved.
     """
     z, ranks = sizes, len(tokens)
     token = z.batch * z.key_heads * (z.dim + z.value_dim)
@@ -226,7 +226,7 @@ def ring_bytes(
     last = rank == ranks - 1
     if z.causal and last:
         through = 0
-    sent = (ranks - 1) * PAGE * (2 if promised else 1) + through * token * z.item
+    sent = (ranks - 1) * (PAGE + (24 if promised else 0)) + through * token * z.item
     if gradients and ranks > 1:
         home = (sum(tokens[:-1]) if last else through) if z.causal else sum(tokens)
         sent += through * token * z.item + home * token * rounding.accumulator(z.dtype).itemsize

@@ -16,10 +16,10 @@ from avow.core import Method, Problem
 from avow.core.requirement import Requirement, check_generator, checked_requirement
 from avow.distributed.consensus import (
     Context,
-    agree,
     check_consistent,
     check_dense,
     digest,
+    gather_numbers,
     outside_autocast,
     storage,
 )
@@ -173,7 +173,7 @@ def _within_tolerance(method: Method, call: _Call) -> Attended:
         return attended
     certificate = attended.certificate
     own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
-    bounds = map(max, zip(*agree({}, own, None, context.group), strict=True))
+    bounds = gather_numbers(own, None, context).amax(0).tolist()
     for name, limit, bound in zip(("tol", "rtol"), (requirement.tol, requirement.rtol), bounds, strict=True):
         if limit is not None and not bound <= limit:
             rule, remedy = f"is below the {bound:.2e} it can prove", f'use method="auto" or a wider {name}'

@@ -1,4 +1,8 @@
-"""Processes agree before they compute: where one of them asks for something else, all raise the same error."""
+"""Processes agree before they compute: where one of them asks for something else, all raise the same error.
+
+Each call agrees once, by one message that carries all that was asked. Later only numbers are exchanged; if they say
+that a process failed, a second message tells its error.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float64
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -156,9 +161,18 @@ def agree(same: Mapping[str, object], own: Any, error: AvowError | None, group: 
     return [one["own"] for one in each]
 
 
+def gather_numbers(own: Sequence[float], error: AvowError | None, context: Context) -> Float64[Tensor, "ranks numbers"]:
+    """The numbers of every process, as many in each; if one of them has an error instead, all raise it."""
+    mine = torch.tensor([error is not None, *own], dtype=torch.float64, device=group_device(context.group))
+    each = over_processes(all_gather(mine, context.ranks), context.group)
+    if bool(each[:, 0].any()):
+        agree({}, None, error, context.group)  # whose it is, and what it says
+    return each[:, 1:]
+
+
 def check_one_loss(grad: Tensor, context: Context) -> None:
     """Raise, in every process alike, if they differentiate different losses."""
-    norms = agree({}, float(grad.double().norm()), None, context.group)
+    norms = gather_numbers([float(grad.double().norm())], None, context)[:, 0].tolist()
     names = dist.get_process_group_ranks(context.group)
     for rank, norm in enumerate(norms):
         # nan and inf are like themselves alone.

@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from avow.attend import Attended
 from avow.core import Computed, Method, Sizes
 from avow.core.certify import certify
+from avow.core.requirement import random_stream
 from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.protocols import (
     Protocol,
@@ -53,6 +54,7 @@ from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import cholesky, rounding, scan
+from avow.numerics import features as feature_maps
 from avow.numerics.cholesky import Factor, LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame
 from avow.numerics.heads import grouped, per_query_head, ungrouped
@@ -67,7 +69,8 @@ def attend_linear(context: Context, method: Method, confidence: float, generator
     flow to every shard, so that all processes go backward together. The generators of all processes are alike.
     """
     shard, out, trace = over_processes(linear_protocol(context, method, generator), context.group)
-    if isinstance(trace, random_features.Trace):
+    if isinstance(trace, random_features.Trace) and shard.longest[..., 4].unique().numel() > 1:
+        # Other bits from the same seed, as another machine or another torch may draw them.
         agree({"digest of directions": digest(trace.directions)}, None, None, context.group)
     certificate = certify(method, shard.whole, Computed(out, trace), confidence)
     return Attended(out, dataclasses.replace(certificate, cost=method.cost(context.problem.sizes)))
@@ -77,11 +80,14 @@ def linear_protocol(
     shard: Shard, method: Method, generator: torch.Generator | None
 ) -> Protocol[tuple[LinearShard, Tensor, Any]]:
     """The shard once it knows the others, the answers to its rows, and what their certificate takes."""
-    linear = yield from gather_longest(shard, generator)
+    if isinstance(method, RandomFeatures):
+        q, stream = shard.problem.q, random_stream(generator, "cpu")
+        directions = feature_maps.draw(method.features, q.shape[-1], method.orthogonal, stream, q.device)
+        linear = yield from gather_longest(shard, generator, directions)
+        return linear, *(yield from random_features_protocol(linear, method, directions))
+    linear = yield from gather_longest(shard, generator, None)
     if isinstance(method, LowRank):
         return linear, *(yield from low_rank_protocol(linear, method.rank))
-    if isinstance(method, RandomFeatures):
-        return linear, *(yield from random_features_protocol(linear, method))
     assert isinstance(method, Separable)
     return linear, *(yield from separable_protocol(linear, method))
 
@@ -97,7 +103,7 @@ def low_rank_traffic(method: LowRank, z: Sizes, ranks: int, longest: int | None 
     candidates = [] if few == z.keys else [message(min(few, -(-z.keys // ranks) if longest is None else longest))]
     proposals = [message((span.stop - span.start) * (1 + z.dim + span.start)) for span in cholesky.rounds(rank)]
     rounds = [
-        gather_message(*heads, 4, ranks=ranks),
+        gather_message(*heads, 5, ranks=ranks),
         combine_message(*heads, z.dim, 4, width=3, ranks=ranks),  # the frame
         *candidates,
         *proposals,

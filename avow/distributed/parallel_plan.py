@@ -3,7 +3,7 @@
 Ranks are spread over heads, over the sequence, or over both: h groups of heads, each on s ranks. Heads need nothing of
 each other, so only the s ranks of a group communicate. A rank's time is what it computes and what it sends after that;
 a ring sends the next block while it computes on one. What a rank sends is counted by running the rounds of its protocol
-on meta tensors (`protocols.traffic`). What ranks send to agree on a call comes on top: a page or two to each.
+on meta tensors (`protocols.traffic`). What ranks send to agree on a call comes on top: a page to each.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Prices are those of `parallel_plan` at the rates of the first process, which all got when they agreed on the call. What
 a method can prove depends on the numbers themselves. So if the price favours a method that norms say too little of,
-processes send each other a sample of their rows; the first one judges by it, and sends the others the methods to try.
+processes send each other a sample of their rows; all judge by it, and try the methods that the first one chose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
-from avow.distributed.consensus import Context, agree, attempt
+from avow.distributed.consensus import Context, attempt, gather_numbers
 from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, strategy
 from avow.distributed.protocols import all_gather, over_processes
 from avow.methods.exact import Exact
@@ -71,9 +71,12 @@ def choose(
         good, reason = plan(functools.partial(_estimate, context=context, sample=sample, confidence=confidence))
         return [hopeful.index(method) for method in good if not method.is_exact], reason
 
-    mine, error = attempt(ordered) if context.rank == 0 else (None, None)
-    order, reason = agree({}, mine, error, context.group)[0]
-    return Choice([hopeful[index] for index in order], reason)
+    mine, error = attempt(ordered)
+    order, reason = mine or ([], "")
+    # All judge by the same numbers; where rounding decides, the first one's word counts.
+    padded = [*order, *[-1] * (len(hopeful) - len(order))]
+    agreed = gather_numbers(padded, error, context)[0].long().tolist()
+    return Choice([hopeful[index] for index in agreed if index >= 0], reason)
 
 
 def candidates(

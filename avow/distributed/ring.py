@@ -22,7 +22,7 @@ from avow.attend import Attended
 from avow.core import Problem, Sizes
 from avow.core.compose import Partial, merge
 from avow.core.requirement import Requirement
-from avow.distributed.consensus import Context, agree, attempt, check_consistent
+from avow.distributed.consensus import Context, attempt, check_consistent, gather_numbers
 from avow.distributed.exact import (
     Block,
     Gradients,
@@ -132,7 +132,7 @@ def attend_ring(context: Context, requirement: Requirement, method: Exact, mask:
             whole, error = over_processes(_certified(context, route, kind, masks), context.group)
             out, certificate = whole.answer(p.q.dtype)
         own = [certificate.bound, certificate.relative]
-        bound, relative = map(max, zip(*agree({}, own, error, context.group), strict=True))
+        bound, relative = gather_numbers(own, error, context).amax(0).tolist()
         everywhere = dataclasses.replace(certificate, bound=bound, relative=relative)
         if requirement.exact or everywhere.keeps(requirement.tol, requirement.rtol):
             gradients = _gradients(context, route, masks)

@@ -373,9 +373,8 @@ def test_blocks_are_under_way_while_a_process_computes() -> None:
     events: list[str] = []
     k = torch.ones(1, 1, 2, 3)
     shard = Shard(avow.core.Problem.of(k, k, k), 1, (2, 2, 2), (2, 2, 2))
-    route = Route(1, shard.rows, shard.keys, False)
     names = torch.arange(3).unbind()  # in place of masks, which come with their blocks
-    for sent in travel(shard, route, lambda block: events.append(f"block {block.mask}"), names):
+    for sent in travel(shard, lambda block: events.append(f"block {block.mask}"), names):
         events.append(f"{len(sent.transfers)} under way" if isinstance(sent, Post) else "there")
     assert events == [
         *("2 under way", "block 1", "there"),
@@ -396,8 +395,7 @@ def test_a_ring_in_one_process_answers_and_differentiates_as_one_shard_does(caus
     assert sum(one.sent for one in sent) > 0
     above = weight.split(4, -2)
     protocols = [
-        gradient_protocol(shard.problem, Route(shard.rank, shard.rows, shard.keys, causal), out, lse, grad)
-        for shard, (out, lse), grad in zip(shards, answers, above, strict=True)
+        gradient_protocol(shard, out, lse, grad) for shard, (out, lse), grad in zip(shards, answers, above, strict=True)
     ]
     gradients, _ = side_by_side(protocols)
     for number, whole in enumerate((truth.q, truth.k, truth.v)):

@@ -21,7 +21,7 @@ from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
 from avow.distributed.consensus import Context, attempt, gather_numbers
-from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, strategy
+from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, Strategy
 from avow.distributed.protocols import all_gather, over_processes
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -90,7 +90,7 @@ def candidates(
         methods.append(Sparse(**Sparse.tune({}, sizes, tol, confidence)))
     priced = []
     for method in methods:
-        spread = strategy(method, shared_queries)
+        spread = Strategy(method, shared_queries)
         seconds = spread.time(sizes, Sharding(1, ranks), link, machine).whole
         priced.append(Candidate(method, method.cost(spread.part(sizes, ranks)), seconds))
     return sorted(priced, key=lambda candidate: candidate.seconds)

@@ -26,7 +26,7 @@ from avow import errors
 from avow.core import Problem, Sizes
 from avow.distributed.point_to_point import PAGE, Group, group_device, group_of
 from avow.distributed.protocols import Shard, all_gather, over_processes
-from avow.errors import AvowError, DtypeError, InputError, ShapeError
+from avow.errors import AvowError, DtypeError, InputError
 from avow.numerics.norms import check_range
 
 _Result = TypeVar("_Result")
@@ -82,9 +82,6 @@ def check_consistent(
         for name, x in (("q", q), ("k", k), ("v", v)):
             check_dense(name, x)
         problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
-        if q.dim() != 4:
-            shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-            raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
         if check is not None:
             check(problem)
         return problem.measure_norms() if measure else problem

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -33,13 +32,6 @@ from avow.planner import Candidate, Plan
 _PER_LANDMARK, _ROWS = 4, 256
 
 
-class Choice(NamedTuple):
-    """Methods to try before exact attention, in order, and why there are no more of them."""
-
-    methods: list[Method]
-    reason: str
-
-
 def own_rates(device: str) -> dict[str, list[float]]:
     """What a process sends of its machine: the rates of each method, if they were measured, to four digits."""
     known = rates(device, measure=False).measured
@@ -48,10 +40,10 @@ def own_rates(device: str) -> dict[str, list[float]]:
 
 def choose(
     context: Context, tol: float, confidence: float, link: Interconnect, known: dict[str, list[float]]
-) -> Choice:
-    """The methods that may prove a tolerance at a lower price than exact attention, the same in every process.
+) -> tuple[list[Method], str]:
+    """The methods to try before exact attention, in order, and why there are no more of them.
 
-    `known` are rates as `own_rates` gives them.
+    Methods are the same in every process. `known` are rates as `own_rates` gives them.
     """
     machine = Rates({name: Rate(*rate) for name, rate in known.items()}, "rates of the first process")
     offers = candidates(context.sizes, context.ranks, context.shared_queries, tol, confidence, link, machine)
@@ -64,7 +56,7 @@ def choose(
 
     hopeful, reason = plan(functools.partial(_best_case, confidence=confidence))
     if len(hopeful) == 1:
-        return Choice([], reason)
+        return [], reason
     sample = None if context.shared_queries else _sample(context, hopeful)
 
     def ordered() -> tuple[list[int], str]:
@@ -76,7 +68,7 @@ def choose(
     # All judge by the same numbers; where rounding decides, the first one's word counts.
     padded = [*order, *[-1] * (len(hopeful) - len(order))]
     agreed = gather_numbers(padded, error, context)[0].long().tolist()
-    return Choice([hopeful[index] for index in agreed if index >= 0], reason)
+    return [hopeful[index] for index in agreed if index >= 0], reason
 
 
 def candidates(

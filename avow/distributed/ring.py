@@ -137,15 +137,15 @@ def attend_ring(context: Context, requirement: Requirement, method: Exact, mask:
 
 
 def ring_attention(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
+    q: Float[Tensor, "*lead n d"],
+    k: Float[Tensor, "*keys s d"],
+    v: Float[Tensor, "*keys s e"],
     *,
     group: Group = None,
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Float[Tensor, "b h n e"]:
+) -> Float[Tensor, "*lead n e"]:
     """The same answer without a certificate, which is what training needs: the numbers are not even checked."""
     context = check_consistent(
         *(q, k, v),
@@ -160,7 +160,8 @@ def ring_attention(
     # Under autocast products would be narrower than the shards are.
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         answer = over_processes(ring_protocol(context), context.group)
-    return with_gradients(q, k, v, answer, functools.partial(_gradients, context=context, masks=None))
+    p, gradients = context.problem, functools.partial(_gradients, context=context, masks=None)
+    return with_gradients(p.q, p.k, p.v, answer, gradients).reshape(*q.shape[:-1], v.shape[-1])
 
 
 def ring_traffic(z: Sizes, ranks: int) -> Traffic:

@@ -102,6 +102,22 @@ class LinearShard(Shard):
         nothing = scan.nothing(values, features, logs)
         return nothing._replace(sums=depend_on(nothing.sums, self.problem.k, values, *followed))
 
+    def averaged(
+        self, keys_of: scan.KeysOf, weigh: Callable[[slice, Tensor], Tensor], values: Tensor, state: scan.State
+    ) -> tuple[scan.Sums, Tensor | None, int]:
+        """Averages for this process's rows by the weights of rows relative to a reference, the logarithm of the unit
+        of their normalisers, and in how many steps.
+        """
+        heads, queries = self.problem.q.shape[1:3]
+        if self.problem.causal:
+            sums, last = scan.causal(
+                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, state, normalise=True
+            )
+            return sums, sums.unit_log, last.steps
+        whole = scan.settle(state)
+        sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
+        return sums, whole.top.unsqueeze(2), whole.steps
+
     def collected(self, answer: Answer, size: Tensor | None, *exchanged: Tensor) -> tuple[Tensor, int]:
         """Answers to this process's rows, and in how many steps; without rows, still a function of all exchanges."""
         p = self.problem
@@ -202,7 +218,6 @@ def random_features_protocol(
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.
     p = dataclasses.replace(p, k=p.k.to(wide))
-    heads, queries = p.q.shape[1:3]
     logs = FeatureLogs(p, directions, frame, wide)
 
     def keys_of(span: slice) -> scan.Keys:
@@ -222,14 +237,8 @@ def random_features_protocol(
         longest = (yield from all_gather(logs.key_radius, shard.ranks)).amax(0)
 
     def answer() -> tuple[scan.Sums, int]:
-        if p.causal:
-            sums, last = scan.causal(
-                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, state, True
-            )
-            return sums, last.steps
-        whole = scan.settle(state)
-        sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
-        return sums, whole.steps
+        sums, _, steps = shard.averaged(keys_of, weigh, values, state)
+        return sums, steps
 
     out, steps = shard.collected(answer, size, state.sums, state.total, *frame)
     return out, random_features.Trace(directions, frame, logs.query_radius, longest, None, steps)

@@ -230,19 +230,16 @@ def check_dense(name: str, x: Tensor) -> None:
 
 def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, object]:
     """What processes must have in common of their tensors: the number of rows, and rows, only of shared queries."""
-    given = {"q": q, "k": k, "v": v}
-    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-    dense = {name: x for name, x in tensors.items() if storage(x) == "dense"}
-    facts: dict[str, object] = {f"storage of {name}": type(x).__name__ for name, x in given.items()}
-    facts |= {f"storage of {name}": storage(x) for name, x in tensors.items()}
-    for name, x in dense.items():
-        facts |= {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
-        if name == "q" and shared_queries:
-            facts["shape of q"] = tuple(x.shape)
-        else:
-            facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
-    # Processes answer each other's gradients: either all of them or none.
-    facts |= {f"gradient of {name}": torch.is_grad_enabled() and x.requires_grad for name, x in tensors.items()}
-    if shared_queries and "q" in dense:
-        facts["digest of q"] = digest(q)
+    facts: dict[str, object] = {}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        facts[f"storage of {name}"] = kept = storage(x) if isinstance(x, Tensor) else type(x).__name__
+        if isinstance(x, Tensor):
+            # Processes answer each other's gradients: either all of them or none.
+            facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
+        if kept == "dense":
+            facts |= {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
+            if name == "q" and shared_queries:
+                facts |= {"shape of q": tuple(x.shape), "digest of q": digest(x)}
+            else:
+                facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
     return facts

@@ -242,7 +242,11 @@ def _logit_tiles(
     k, _, shift, mask = block
     groups, (n, s) = k.shape[1], (q.shape[-2], k.shape[-2])
     keys = _wide(k).mT
-    for rows, upto in _tiles(n, s, q.shape[0] * q.shape[1], shift):
+    tall = n if shift is None else _TALL
+    tiles = row_tiles(n, q.shape[0] * q.shape[1] * s)
+    for start, end in ((start, tile.stop) for tile in tiles for start in range(tile.start, tile.stop, tall)):
+        rows = slice(start, min(start + tall, end))
+        upto = s if shift is None else min(max(rows.stop + shift, 0), s)
         logits = (_folded(_wide(q[..., rows, :]), groups) @ keys[..., :upto]).mul_(scale)
         if shift is not None:
             last = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + shift
@@ -253,16 +257,6 @@ def _logit_tiles(
             allowed = at_rows(mask, rows)[..., :upto].expand(*q.shape[:2], rows.stop - rows.start, upto)
             logits = logits.masked_fill_(~_folded(allowed, groups), -math.inf)
         yield rows, upto, logits
-
-
-def _tiles(n: int, s: int, heads: int, shift: int | None) -> Iterator[tuple[slice, int]]:
-    for many in row_tiles(n, heads * s):
-        if shift is None:
-            yield many, s
-            continue
-        for start in range(many.start, many.stop, _TALL):
-            rows = slice(start, min(start + _TALL, many.stop))
-            yield rows, min(max(rows.stop + shift, 0), s)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -147,11 +147,11 @@ def test_gradients_of_processes_are_those_of_one(said: dict[int, list[Any]], cou
 def test_what_processes_send_is_what_the_formula_says(said: dict[int, list[Any]], count: int) -> None:
     for name, case in cases(count).items():
         sizes = Sizes(2, HEADS, case.groups, 33, 96, 8, 5, case.dtype, causal=case.causal)
-        # A page agrees on the call, one on the certificates; one on the loss.
-        there = 2 * (count - 1) * PAGE + keys_traffic(sizes, count).sent
+        # A page agrees on the call; a number each tells of the loss, behind one that says whether a process failed.
+        there = (count - 1) * PAGE + keys_traffic(sizes, count).sent
         kind, numbers = rounding.accumulator(case.dtype), 2 * HEADS * 33 * 8
         queries = combine_message(1, 1, numbers, 1, dtype=kind, ranks=count)
-        back = (count - 1) * PAGE + traffic([queries], count).sent
+        back = (count - 1) * 16 + traffic([queries], count).sent
         assert all(one[name][2:] == (there, back) for one in said[count])
 
 

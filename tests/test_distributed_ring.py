@@ -218,7 +218,7 @@ def ring_bytes(
     With n tokens and w bytes of key and value a token, a process sends each block but the one that ends its journey
     there; if rows only see what is before them, block c stops at the last process, and process r sends those up to
     its own. Gradients, wider, follow each block, and go home from the last process that adds to them. A page agrees on
-    the call, and one on certificates.
+    the call, and three numbers tell who failed and what is proved.
     """
     z, ranks = sizes, len(tokens)
     token = z.batch * z.key_heads * (z.dim + z.value_dim)
@@ -226,7 +226,7 @@ def ring_bytes(
     last = rank == ranks - 1
     if z.causal and last:
         through = 0
-    sent = (ranks - 1) * PAGE * (2 if promised else 1) + through * token * z.item
+    sent = (ranks - 1) * (PAGE + (24 if promised else 0)) + through * token * z.item
     if gradients and ranks > 1:
         home = (sum(tokens[:-1]) if last else through) if z.causal else sum(tokens)
         sent += through * token * z.item + home * token * rounding.accumulator(z.dtype).itemsize
@@ -373,9 +373,8 @@ def test_blocks_are_under_way_while_a_process_computes() -> None:
     events: list[str] = []
     k = torch.ones(1, 1, 2, 3)
     shard = Shard(avow.core.Problem.of(k, k, k), 1, (2, 2, 2), (2, 2, 2))
-    route = Route(1, shard.rows, shard.keys, False)
     names = torch.arange(3).unbind()  # in place of masks, which come with their blocks
-    for sent in travel(shard, route, lambda block: events.append(f"block {block.mask}"), names):
+    for sent in travel(shard, lambda block: events.append(f"block {block.mask}"), names):
         events.append(f"{len(sent.transfers)} under way" if isinstance(sent, Post) else "there")
     assert events == [
         *("2 under way", "block 1", "there"),
@@ -396,8 +395,7 @@ def test_a_ring_in_one_process_answers_and_differentiates_as_one_shard_does(caus
     assert sum(one.sent for one in sent) > 0
     above = weight.split(4, -2)
     protocols = [
-        gradient_protocol(shard.problem, Route(shard.rank, shard.rows, shard.keys, causal), out, lse, grad)
-        for shard, (out, lse), grad in zip(shards, answers, above, strict=True)
+        gradient_protocol(shard, out, lse, grad) for shard, (out, lse), grad in zip(shards, answers, above, strict=True)
     ]
     gradients, _ = side_by_side(protocols)
     for number, whole in enumerate((truth.q, truth.k, truth.v)):

@@ -293,7 +293,7 @@ def test_what_processes_send_there_and_back_is_what_the_formula_says(
         tried = (None,) if confidence is None else range(5)
         known = {sparse_bytes(sizes, ranks, reports=reports, rungs=rungs) for reports in (1, 2) for rungs in tried}
         queries = combine_message(1, 1, q.numel(), 1, ranks=ranks)
-        back = (ranks - 1) * PAGE + traffic([queries], ranks).sent
+        back = (ranks - 1) * 16 + traffic([queries], ranks).sent
         for one in said:
             there, returned = one[f"followed {dtype} {confidence}"].sent
             assert there in known and returned == back > 0

@@ -129,11 +129,11 @@ def test_one_shard_is_no_plural() -> None:
 
 def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "SHARES", (0.1,) * 4)
-    parallel_plan._traffic.cache_clear()
+    parallel_plan.Strategy.traffic.cache_clear()
     try:
         shown = run("bench", "shards", "--ranks", "2", code=1).stdout
     finally:
-        parallel_plan._traffic.cache_clear()
+        parallel_plan.Strategy.traffic.cache_clear()
     assert "FAILED: sparse over 2: sent (67313, 17, 17), modelled" in shown
 
 

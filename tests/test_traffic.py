@@ -54,7 +54,7 @@ def test_a_model_that_forgets_a_number_is_caught(monkeypatch: pytest.MonkeyPatch
     found = simulated("exact (keys)", 3)
     monkeypatch.setattr(exact, "PARTIAL", 9)
     wrong = keys_traffic(shards.problem(3, False).sizes, 3)
-    assert found._replace(modelled=wrong).fault == "exact (keys) over 3: sent (2048, 2, 1), modelled (1920, 2, 1)"
+    assert found._replace(modelled=wrong).fault == "exact (keys) over 3: sent (6144, 2, 1), modelled (6016, 2, 1)"
 
 
 def test_an_answer_that_is_not_one_shards_is_caught() -> None:

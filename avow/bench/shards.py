@@ -7,7 +7,6 @@ planner counts on meta tensors, to the byte, and the answers those of a single s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor
 from avow.bench.results import Result, Row
 from avow.core import Problem
 from avow.core.chart import Chart
-from avow.core.compose import merge
-from avow.distributed.exact import Block, packed, partial_answer, unpacked
+from avow.distributed.exact import Block, merged, packed, partial_answer
 from avow.distributed.low_rank import linear_protocol
 from avow.distributed.parallel_plan import Strategy, strategies
 from avow.distributed.protocols import Protocol, Shard, Traffic, all_gather, side_by_side
@@ -100,7 +98,7 @@ def answers_of(strategy: Strategy, shards: list[Shard]) -> tuple[list[Tensor], l
     parts = [partial_answer(p.q, Block(p.k, p.v), p.scale) for p in (shard.problem for shard in shards)]
     gathered, traffic = side_by_side([all_gather(packed(part), len(shards)) for part in parts])
     # All have the same numbers, and would merge them alike.
-    whole = reduce(merge, (unpacked(x, part.words, part.slack) for x, part in zip(gathered[0], parts, strict=True)))
+    whole, _ = merged(gathered[0], parts[0].out.shape)
     return [whole.out], traffic
 
 

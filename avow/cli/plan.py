@@ -13,7 +13,7 @@ from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, 
 from avow.cli.output import present, wrote
 from avow.cli.parsing import dtype_named, duration, operations, speed
 from avow.core import Sizes
-from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Roofline, check, offers, weak_scaling
+from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Roofline, Time, check, offers, weak_scaling
 from avow.errors import ParameterError
 from avow.planner import Plan
 
@@ -178,7 +178,7 @@ def _plain_offer(offer: Offer) -> dict[str, Any]:
         "way": offer.strategy.name,
         "target": method.target,
         "parameters": method.parameters,
-        **_plain_sharding(offer),
+        **_plain_sharding(time),
         "computing_seconds": time.computing,
         "sending_seconds": time.sending,
         "bytes_sent": offer.traffic.sent,
@@ -189,6 +189,5 @@ def _plain_offer(offer: Offer) -> dict[str, Any]:
     }
 
 
-def _plain_sharding(offer: Any) -> dict[str, Any]:
-    split = offer.sharding
-    return {"over_heads": split.heads, "over_sequence": split.sequence, "seconds": offer.time.whole}
+def _plain_sharding(time: Time) -> dict[str, Any]:
+    return {"over_heads": time.sharding.heads, "over_sequence": time.sharding.sequence, "seconds": time.whole}

@@ -16,17 +16,17 @@ from avow.core import Method, Problem
 from avow.core.requirement import Requirement, check_generator, checked_requirement
 from avow.distributed.consensus import (
     Context,
-    agree,
     check_consistent,
     check_dense,
     digest,
+    gather_numbers,
     outside_autocast,
     storage,
 )
 from avow.distributed.exact import attend_keys
 from avow.distributed.low_rank import attend_linear
 from avow.distributed.parallel_plan import Interconnect, usual_interconnect
-from avow.distributed.planner import Choice, choose, own_rates
+from avow.distributed.planner import choose, own_rates
 from avow.distributed.point_to_point import Group
 from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_within, error_budget
@@ -86,10 +86,9 @@ def attend(
     without them, the first one's seed counts.
     """
     request = Request(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
-    tolerant = method == "auto" and (tol is not None or rtol is not None)
     seed = int(torch.randint(2**62, (), device="cpu")) if generator is None and request.draws else 0
     context = check_consistent(
-        *_four(q, k, v),
+        *(q, k, v),
         group=group,
         causal=causal,
         mask=mask if shared_queries else None,
@@ -99,7 +98,7 @@ def attend(
         options=request.options | {"link": link},
         measure=True,
         check=request.check,
-        payload=lambda: [seed, own_rates(q.device.type) if tolerant else {}, _length(mask)],
+        payload=lambda: [seed, own_rates(q.device.type) if request.tolerant else {}, _length(mask)],
     )
     _check_lengths(context)
     if generator is None and request.draws:
@@ -115,15 +114,6 @@ def attend(
     certificate = attended.certificate
     rows, own = (x.reshape(shape[:-1]) for x in (certificate.rows, certificate.relative_rows))
     return Attended(attended.out.reshape(shape), dataclasses.replace(certificate, rows=rows, relative_rows=own))
-
-
-def _four(*tensors: Tensor) -> list[Tensor]:
-    """The same tensors with four axes, if they can have them; if not, the processes report it to each other."""
-    dense = all(isinstance(x, Tensor) and storage(x) == "dense" and x.ndim >= 2 for x in tensors)
-    if not dense or len({x.ndim for x in tensors}) > 1:
-        return list(tensors)
-    lead = (1,) * (4 - tensors[0].ndim)
-    return [x.reshape(*lead, *x.shape).flatten(0, -4) for x in tensors]
 
 
 def _length(mask: Tensor | None) -> int | None:
@@ -146,22 +136,23 @@ def _automatic(call: _Call, link: Interconnect) -> Attended:
         return _run(Exact(), call)
     # Causal states are those of the keys before a row of the same shard.
     apart = z.causal and not context.shared_queries and context.rows != context.keys
+    methods: list[Method] = []
     if call.mask is not None or apart:
         what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
-        choice = Choice([], f"no other method has a form over shards {what}")
+        reason = f"no other method has a form over shards {what}"
     else:
         aim = error_budget(requirement, context.total)
         assert aim is not None
-        choice = choose(context, aim, requirement.confidence, link, context.payloads[0][1])
+        methods, reason = choose(context, aim, requirement.confidence, link, context.payloads[0][1])
     failures = []
-    for method in choice.methods:
+    for method in methods:
         try:
             return _within_tolerance(method, call)
         except ToleranceUnreachable as error:
             # All processes raise it alike, or none does.
             failures.append(f"{method.name}: {error.rule}")
     out, certificate = _run(Exact(), call)
-    return Attended(out, dataclasses.replace(certificate, reason="; ".join(failures) or choice.reason))
+    return Attended(out, dataclasses.replace(certificate, reason="; ".join(failures) or reason))
 
 
 def _within_tolerance(method: Method, call: _Call) -> Attended:
@@ -173,7 +164,7 @@ def _within_tolerance(method: Method, call: _Call) -> Attended:
         return attended
     certificate = attended.certificate
     own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
-    bounds = map(max, zip(*agree({}, own, None, context.group), strict=True))
+    bounds = gather_numbers(own, None, context).amax(0).tolist()
     for name, limit, bound in zip(("tol", "rtol"), (requirement.tol, requirement.rtol), bounds, strict=True):
         if limit is not None and not bound <= limit:
             rule, remedy = f"is below the {bound:.2e} it can prove", f'use method="auto" or a wider {name}'
@@ -227,12 +218,16 @@ class Request(NamedTuple):
         return {"method": self.method, **self.parameters, **same}
 
     @property
+    def tolerant(self) -> bool:
+        """Whether a method is to be chosen for a tolerance."""
+        return self.method == "auto" and not (self.tol is None and self.rtol is None)
+
+    @property
     def draws(self) -> bool:
         """Whether something may be drawn at random."""
         name = self.options["method"]
         named = any(kind.random and kind.name == name for kind in _OWN_ROWS)
-        tolerant = self.tol is not None or self.rtol is not None
-        return named or (self.method == "auto" and tolerant and not self.shared_queries)
+        return named or (self.tolerant and not self.shared_queries)
 
     @property
     def instance(self) -> Method:

@@ -1,4 +1,8 @@
-"""Processes agree before they compute: where one of them asks for something else, all raise the same error."""
+"""Processes agree before they compute: where one of them asks for something else, all raise the same error.
+
+Each call agrees once, by one message that carries all that was asked. Later only numbers are exchanged; if they say
+that a process failed, a second message tells its error.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float64
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -21,7 +26,7 @@ from avow import errors
 from avow.core import Problem, Sizes
 from avow.distributed.point_to_point import PAGE, Group, group_device, group_of
 from avow.distributed.protocols import Shard, all_gather, over_processes
-from avow.errors import AvowError, DtypeError, InputError, ShapeError
+from avow.errors import AvowError, DtypeError, InputError
 from avow.numerics.norms import check_range
 
 _Result = TypeVar("_Result")
@@ -77,9 +82,6 @@ def check_consistent(
         for name, x in (("q", q), ("k", k), ("v", v)):
             check_dense(name, x)
         problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
-        if q.dim() != 4:
-            shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-            raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
         if check is not None:
             check(problem)
         return problem.measure_norms() if measure else problem
@@ -156,9 +158,18 @@ def agree(same: Mapping[str, object], own: Any, error: AvowError | None, group: 
     return [one["own"] for one in each]
 
 
+def gather_numbers(own: Sequence[float], error: AvowError | None, context: Context) -> Float64[Tensor, "ranks numbers"]:
+    """The numbers of every process, as many in each; if one of them has an error instead, all raise it."""
+    mine = torch.tensor([error is not None, *own], dtype=torch.float64, device=group_device(context.group))
+    each = over_processes(all_gather(mine, context.ranks), context.group)
+    if bool(each[:, 0].any()):
+        agree({}, None, error, context.group)  # whose it is, and what it says
+    return each[:, 1:]
+
+
 def check_one_loss(grad: Tensor, context: Context) -> None:
     """Raise, in every process alike, if they differentiate different losses."""
-    norms = agree({}, float(grad.double().norm()), None, context.group)
+    norms = gather_numbers([float(grad.double().norm())], None, context)[:, 0].tolist()
     names = dist.get_process_group_ranks(context.group)
     for rank, norm in enumerate(norms):
         # nan and inf are like themselves alone.
@@ -219,19 +230,16 @@ def check_dense(name: str, x: Tensor) -> None:
 
 def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, object]:
     """What processes must have in common of their tensors: the number of rows, and rows, only of shared queries."""
-    given = {"q": q, "k": k, "v": v}
-    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-    dense = {name: x for name, x in tensors.items() if storage(x) == "dense"}
-    facts: dict[str, object] = {f"storage of {name}": type(x).__name__ for name, x in given.items()}
-    facts |= {f"storage of {name}": storage(x) for name, x in tensors.items()}
-    for name, x in dense.items():
-        facts |= {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
-        if name == "q" and shared_queries:
-            facts["shape of q"] = tuple(x.shape)
-        else:
-            facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
-    # Processes answer each other's gradients: either all of them or none.
-    facts |= {f"gradient of {name}": torch.is_grad_enabled() and x.requires_grad for name, x in tensors.items()}
-    if shared_queries and "q" in dense:
-        facts["digest of q"] = digest(q)
+    facts: dict[str, object] = {}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        facts[f"storage of {name}"] = kept = storage(x) if isinstance(x, Tensor) else type(x).__name__
+        if isinstance(x, Tensor):
+            # Processes answer each other's gradients: either all of them or none.
+            facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
+        if kept == "dense":
+            facts |= {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
+            if name == "q" and shared_queries:
+                facts |= {"shape of q": tuple(x.shape), "digest of q": digest(x)}
+            else:
+                facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
     return facts

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -36,6 +36,7 @@ from avow.core import Certificate, Problem, Sizes
 from avow.core.compose import Partial, merge
 from avow.core.requirement import Requirement
 from avow.distributed.consensus import Context, agree, attempt, check_one_loss
+from avow.distributed.point_to_point import PAGE
 from avow.distributed.protocols import Traffic, all_gather, all_reduce, gather_message, over_processes, traffic
 from avow.errors import ToleranceUnreachable
 from avow.methods.exact import Exact
@@ -98,20 +99,43 @@ def arithmetics(method: Exact, dtype: torch.dtype, requirement: Requirement) -> 
 
 def keys_traffic(z: Sizes, ranks: int) -> Traffic:
     """What a rank sends in `attend_keys`."""
-    shape = (z.batch, z.heads, z.queries, PARTIAL + z.value_dim)
-    return traffic([gather_message(*shape, ranks=ranks)], ranks)
+    size = 8 * z.batch * z.heads * z.queries * (PARTIAL + z.value_dim)
+    return traffic([gather_message(size + PAGE, dtype=torch.uint8, ranks=ranks)], ranks)
 
 
 def _merged(q: Tensor, block: Block, context: Context) -> Partial:
     own, error = attempt(lambda: partial_answer(q, block, context.problem.scale))
     mine = Partial.nothing((*q.shape[:-1], block.v.shape[-1]), q.device) if own is None else own
-    words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
-    each = agree({}, [words, mine.slack], error, context.group)
-    gathered = over_processes(all_gather(packed(mine), context.ranks), context.group)
-    parts = []
-    for numbers, (theirs, loose) in zip(gathered, each, strict=True):
-        parts.append(unpacked(numbers, None if theirs is None else Certificate.from_json(json.dumps(theirs)), loose))
-    return functools.reduce(merge, parts)
+    messages = over_processes(all_gather(packed(mine, error is not None), context.ranks), context.group)
+    whole, failed = merged(messages, mine.out.shape)
+    if failed:
+        agree({}, None, error, context.group)  # whose error it is, and what it says
+    return whole
+
+
+def packed(part: Partial, failed: bool = False) -> UInt8[Tensor, " bytes"]:
+    """A part as one message: the numbers of each row, and a page with the rest of its certificate."""
+    one_each = (part.lse, part.longest, part.pairs, part.unsure, part.drift, *part.means)
+    numbers = torch.cat([torch.stack(one_each, -1), part.out], -1)  # (b, h, n, PARTIAL + e)
+    words = None if part.words is None else part.words.to_json(rows=False)
+    page = json.dumps([words, part.slack, failed]).encode().ljust(PAGE)
+    assert len(page) == PAGE
+    tail = torch.frombuffer(bytearray(page), dtype=torch.uint8).to(numbers.device)
+    return torch.cat([numbers.view(torch.uint8).flatten(), tail])
+
+
+def merged(messages: UInt8[Tensor, "ranks bytes"], shape: torch.Size) -> tuple[Partial, bool]:
+    """What the keys of all ranks answer, (b, h, n, e), from the messages of their parts; and whether one failed."""
+    parts, any_failed = [], False
+    for message in messages:
+        words, slack, failed = json.loads(message[-PAGE:].cpu().numpy().tobytes())
+        numbers = message[:-PAGE].view(torch.float64).reshape(*shape[:-1], PARTIAL + shape[-1])
+        lse, longest, pairs, unsure, drift, *means = numbers[..., :PARTIAL].unbind(-1)
+        certificate = None if words is None else Certificate.from_json(words)
+        own = (numbers[..., PARTIAL:], lse, longest, torch.stack(means), pairs, unsure, drift)
+        parts.append(Partial(*own, slack, certificate))
+        any_failed = any_failed or failed
+    return functools.reduce(merge, parts), any_failed
 
 
 def _gradients(
@@ -158,18 +182,6 @@ def unreachable(requirement: Requirement, bound: float, relative: float) -> Tole
     name, limit, best = ("rtol", requirement.rtol, relative) if own else ("tol", requirement.tol, bound)
     rule = f"is less than can be proved, {best:.3g}"
     return ToleranceUnreachable(name, limit, rule, "ask for less, or convert q, k and v to a wider type", best)
-
-
-def packed(part: Partial) -> Float64[Tensor, "b h n c"]:
-    """All the numbers of a row side by side."""
-    one_each = (part.lse, part.longest, part.pairs, part.unsure, part.drift, *part.means)
-    return torch.cat([torch.stack(one_each, -1), part.out], -1)
-
-
-def unpacked(x: Float64[Tensor, "b h n c"], words: Certificate | None, loose: float) -> Partial:
-    """The part whose numbers were packed; its certificate's words and how loose its norms are were sent apart."""
-    lse, longest, pairs, unsure, drift, *means = x[..., :PARTIAL].unbind(-1)
-    return Partial(x[..., PARTIAL:], lse, longest, torch.stack(means), pairs, unsure, drift, loose, words)
 
 
 def block_answer(
@@ -230,7 +242,11 @@ def _logit_tiles(
     k, _, shift, mask = block
     groups, (n, s) = k.shape[1], (q.shape[-2], k.shape[-2])
     keys = _wide(k).mT
-    for rows, upto in _tiles(n, s, q.shape[0] * q.shape[1], shift):
+    tall = n if shift is None else _TALL
+    tiles = row_tiles(n, q.shape[0] * q.shape[1] * s)
+    for start, end in ((start, tile.stop) for tile in tiles for start in range(tile.start, tile.stop, tall)):
+        rows = slice(start, min(start + tall, end))
+        upto = s if shift is None else min(max(rows.stop + shift, 0), s)
         logits = (_folded(_wide(q[..., rows, :]), groups) @ keys[..., :upto]).mul_(scale)
         if shift is not None:
             last = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + shift
@@ -241,16 +257,6 @@ def _logit_tiles(
             allowed = at_rows(mask, rows)[..., :upto].expand(*q.shape[:2], rows.stop - rows.start, upto)
             logits = logits.masked_fill_(~_folded(allowed, groups), -math.inf)
         yield rows, upto, logits
-
-
-def _tiles(n: int, s: int, heads: int, shift: int | None) -> Iterator[tuple[slice, int]]:
-    for many in row_tiles(n, heads * s):
-        if shift is None:
-            yield many, s
-            continue
-        for start in range(many.start, many.stop, _TALL):
-            rows = slice(start, min(start + _TALL, many.stop))
-            yield rows, min(max(rows.stop + shift, 0), s)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from avow.attend import Attended
 from avow.core import Computed, Method, Sizes
 from avow.core.certify import certify
+from avow.core.requirement import random_stream
 from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.protocols import (
     Protocol,
@@ -53,6 +54,7 @@ from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import cholesky, rounding, scan
+from avow.numerics import features as feature_maps
 from avow.numerics.cholesky import Factor, LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame
 from avow.numerics.heads import grouped, per_query_head, ungrouped
@@ -67,7 +69,8 @@ def attend_linear(context: Context, method: Method, confidence: float, generator
     flow to every shard, so that all processes go backward together. The generators of all processes are alike.
     """
     shard, out, trace = over_processes(linear_protocol(context, method, generator), context.group)
-    if isinstance(trace, random_features.Trace):
+    if isinstance(trace, random_features.Trace) and shard.longest[..., 4].unique().numel() > 1:
+        # Other bits from the same seed, as another machine or another torch may draw them.
         agree({"digest of directions": digest(trace.directions)}, None, None, context.group)
     certificate = certify(method, shard.whole, Computed(out, trace), confidence)
     return Attended(out, dataclasses.replace(certificate, cost=method.cost(context.problem.sizes)))
@@ -77,11 +80,14 @@ def linear_protocol(
     shard: Shard, method: Method, generator: torch.Generator | None
 ) -> Protocol[tuple[LinearShard, Tensor, Any]]:
     """The shard once it knows the others, the answers to its rows, and what their certificate takes."""
-    linear = yield from gather_longest(shard, generator)
+    if isinstance(method, RandomFeatures):
+        q, stream = shard.problem.q, random_stream(generator, "cpu")
+        directions = feature_maps.draw(method.features, q.shape[-1], method.orthogonal, stream, q.device)
+        linear = yield from gather_longest(shard, generator, directions)
+        return linear, *(yield from random_features_protocol(linear, method, directions))
+    linear = yield from gather_longest(shard, generator, None)
     if isinstance(method, LowRank):
         return linear, *(yield from low_rank_protocol(linear, method.rank))
-    if isinstance(method, RandomFeatures):
-        return linear, *(yield from random_features_protocol(linear, method))
     assert isinstance(method, Separable)
     return linear, *(yield from separable_protocol(linear, method))
 
@@ -97,7 +103,7 @@ def low_rank_traffic(method: LowRank, z: Sizes, ranks: int, longest: int | None 
     candidates = [] if few == z.keys else [message(min(few, -(-z.keys // ranks) if longest is None else longest))]
     proposals = [message((span.stop - span.start) * (1 + z.dim + span.start)) for span in cholesky.rounds(rank)]
     rounds = [
-        gather_message(*heads, 4, ranks=ranks),
+        gather_message(*heads, 5, ranks=ranks),
         combine_message(*heads, z.dim, 4, width=3, ranks=ranks),  # the frame
         *candidates,
         *proposals,
@@ -111,7 +117,6 @@ def low_rank_traffic(method: LowRank, z: Sizes, ranks: int, longest: int | None 
 def low_rank_protocol(shard: LinearShard, rank: int) -> Protocol[tuple[Tensor, Trace | None]]:
     """The answers to a shard's rows, and what their certificate takes."""
     p = shard.problem
-    heads, queries, groups = p.q.shape[1], p.q.shape[-2], p.k.shape[1]
     frame: Frame = yield from centred_frame(shard, torch.float64)
     keys = WeightedKeys.of(p, frame)
     factor, radius = yield from _agreed_factor(shard, keys.points, keys.log, rank)
@@ -124,18 +129,10 @@ def low_rank_protocol(shard: LinearShard, rank: int) -> Protocol[tuple[Tensor, T
     normalisers: list[Tensor] = []
 
     def answer() -> tuple[scan.Sums, int]:
-        if p.causal:
-            sums, last = scan.causal(
-                features.of_keys, lambda tile: features.of_rows(tile.rows), values, heads, queries, state, True
-            )
-            unit, steps = sums.unit_log, last.steps
-        else:
-            whole = scan.settle(state)
-            sums = scan.collect(features.of_rows, heads, queries, whole, normalise=True)
-            unit, steps = whole.top.unsqueeze(2), whole.steps
+        sums, unit, steps = shard.averaged(features.of_keys, lambda rows, _: features.of_rows(rows), values, state)
         assert sums.normaliser is not None and unit is not None
         normalisers.extend(ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit))
-        most = grouped(_longest_seen(shard, values, sums_of_all[..., 2]).unsqueeze(-1), groups)
+        most = grouped(_longest_seen(shard, values, sums_of_all[..., 2]).unsqueeze(-1), p.k.shape[1])
         return sums._replace(out=within_ball(sums.out, most)), steps
 
     out, steps = shard.collected(answer, size, state.sums, state.total, sums_of_all[..., 2], *frame, *factor[:2])
@@ -220,15 +217,6 @@ def _longest_seen(shard: LinearShard, values: Tensor, longest: Float[Tensor, "ra
     return per_query_head(torch.maximum(before, lengths(values)[..., 0].cummax(-1).values), p.q.shape[1])
 
 
-class _Candidates(NamedTuple):
-    """This process's keys that may become landmarks, which they are, and their places among those of all shards."""
-
-    x: Float[Tensor, "b g c d"]
-    log_weight: Float[Tensor, "b g c"]
-    key: Int[Tensor, "b g c"]
-    place: Int[Tensor, "b g c"]
-
-
 def landmarks(
     shard: LinearShard, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int
 ) -> Protocol[tuple[Bool[Tensor, "b g r"], Int[Tensor, "b g r"]]]:
@@ -237,46 +225,39 @@ def landmarks(
     Which of them are keys of this process, and which key each is; another's have number 0.
     """
     few = cholesky.candidates(shard.total, rank)
-    some = yield from _candidates(shard, x, log_weight, rank)
-    b, g, c = some.place.shape
-    half = 0.5 * some.x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, c)
-    diagonal, left = 2 * some.log_weight, torch.ones_like(some.log_weight)
-    taken, place = some.place >= few, some.place.clamp(max=few - 1)
+    index, place = yield from _candidates(shard, log_weight, rank)
+    x, log_weight = _at(x, index), log_weight.gather(-1, index)
+    b, g, c = place.shape
+    half = 0.5 * x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, c)
+    diagonal, left = 2 * log_weight, torch.ones_like(log_weight)
+    taken, place = place >= few, place.clamp(max=few - 1)
     rows = x.new_zeros(b, g, rank, c)
     mine, key = torch.zeros(b, g, rank, dtype=torch.bool, device=x.device), place.new_zeros(b, g, rank)
     for span in cholesky.rounds(rank):
         earlier = rows[..., : span.start, :]
         noise = cholesky.uniform((b, g, few), shard.generator, x).gather(-1, place)
         worth = cholesky.worth(diagonal, left, taken, noise)
-        best = yield from _best(shard, some.x, worth, earlier, span.stop - span.start)
-        mine[..., span] = best.mine
+        pivots, along, own, candidate = yield from _best(shard, x, worth, earlier, span.stop - span.start)
+        mine[..., span] = own
         if c:
-            key[..., span] = torch.where(best.mine, some.key.gather(-1, best.candidate), 0)
-            taken |= torch.zeros_like(place).scatter_add_(-1, best.candidate, best.mine.long()).bool()
-        squares = 0.5 * best.x.square().sum(-1, keepdim=True)
-        fresh = (best.x @ some.x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_()
+            key[..., span] = torch.where(own, index.gather(-1, candidate), 0)
+            taken |= torch.zeros_like(place).scatter_add_(-1, candidate, own.long()).bool()
+        squares = 0.5 * pivots.square().sum(-1, keepdim=True)
+        fresh = (pivots @ x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_()
         # The pivots' own columns, which every process can compute from what it received.
-        block = cholesky.log_gauss(best.x, best.x).exp_() - best.along @ best.along.transpose(-1, -2)
-        rows[..., span, :] = cholesky.orthonormal(fresh - best.along @ earlier, block)
+        block = cholesky.log_gauss(pivots, pivots).exp_() - along @ along.transpose(-1, -2)
+        rows[..., span, :] = cholesky.orthonormal(fresh - along @ earlier, block)
         left = cholesky.remaining(left, rows[..., span, :])
     return mine, key
 
 
-class _Pivots(NamedTuple):
-    """Keys of all shards, their entries in the rows of earlier pivots, and which candidate of this process each is."""
-
-    x: Float[Tensor, "b g l d"]
-    along: Float[Tensor, "b g l start"]
-    mine: Bool[Tensor, "b g l"]
-    candidate: Int[Tensor, "b g l"]
-
-
 def _best(
     shard: LinearShard, x: Float[Tensor, "b g c d"], worth: Float[Tensor, "b g c"], earlier: Tensor, size: int
-) -> Protocol[_Pivots]:
+) -> Protocol[tuple[Tensor, Tensor, Bool[Tensor, "b g l"], Int[Tensor, "b g l"]]]:
     """So many keys of the greatest worth among those of all processes, each of which proposes as many.
 
-    One process picks for a head, and sends the others the proposals it took.
+    One process picks for a head, and sends the others the proposals it took: keys (b, g, l, d) and their entries in the
+    rows of earlier pivots. Each knows which of them are its own, and which of its candidates.
     """
     own = worth.topk(min(size, x.shape[-2]), dim=-1)
     short = size - own.indices.shape[-1]
@@ -298,24 +279,27 @@ def _best(
     points, along = pivots[..., 1:].split([x.shape[-1], earlier.shape[-2]], -1)
     mine = picked // size == shard.rank
     candidate = pad(own.indices, (0, short)).gather(-1, torch.where(mine, picked % size, 0))
-    return _Pivots(points, along, mine, candidate)
+    return points, along, mine, candidate
 
 
-def _candidates(shard: LinearShard, x: Tensor, log_weight: Tensor, rank: int) -> Protocol[_Candidates]:
-    """All keys, or the best of all shards by a first draw: each process then knows which of them are its own."""
+def _candidates(
+    shard: LinearShard, log_weight: Tensor, rank: int
+) -> Protocol[tuple[Int[Tensor, "b g c"], Int[Tensor, "b g c"]]]:
+    """This process's keys that may become landmarks, and their places among those of all shards.
+
+    They are all keys, or the best of all shards by a first draw.
+    """
     (b, g, s), few = log_weight.shape, cholesky.candidates(shard.total, rank)
-    here = torch.arange(s, device=x.device).expand(b, g, s)
     if few == shard.total:
-        return _Candidates(x, log_weight, here, here + shard.before)
+        here = torch.arange(s, device=log_weight.device).expand(b, g, s)
+        return here, here + shard.before
     # Every process draws for the keys of all and takes its part: numbers are cheaper to draw than to send.
-    noise = cholesky.uniform((b, g, shard.total), shard.generator, x)[..., shard.before : shard.before + s]
+    noise = cholesky.uniform((b, g, shard.total), shard.generator, log_weight)[..., shard.before : shard.before + s]
     most = min(few, max(shard.keys))
     best = (2 * log_weight + cholesky.gumbel(noise)).topk(min(most, s), dim=-1)
     worth = pad(best.values, (0, most - best.values.shape[-1]), value=-math.inf)
     places = yield from combine_rows(worth.reshape(1, 1, b * g, most), _places, shard.ranks)
-    index = best.indices
-    place = places.reshape(b, g, most)[..., : index.shape[-1]].long()
-    return _Candidates(_at(x, index), log_weight.gather(-1, index), index, place)
+    return best.indices, places.reshape(b, g, most)[..., : best.indices.shape[-1]].long()
 
 
 def _places(worth: Float[Tensor, "ranks one also heads c"]) -> Float[Tensor, "ranks one also heads c"]:

@@ -3,14 +3,13 @@
 Ranks are spread over heads, over the sequence, or over both: h groups of heads, each on s ranks. Heads need nothing of
 each other, so only the s ranks of a group communicate. A rank's time is what it computes and what it sends after that;
 a ring sends the next block while it computes on one. What a rank sends is counted by running the rounds of its protocol
-on meta tensors (`protocols.traffic`). What ranks send to agree on a call comes on top: a page or two to each.
+on meta tensors (`protocols.traffic`). What ranks send to agree on a call comes on top: a page to each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -100,16 +99,16 @@ class Sharding(NamedTuple):
         return " × ".join(kept) or "one rank"
 
 
-def shardings(sizes: Sizes, ranks: int) -> Iterator[Sharding]:
+def shardings(sizes: Sizes, ranks: int) -> list[Sharding]:
     """All ways to spread so many ranks evenly over key heads and over the sequence, no rank without a key."""
-    for heads in range(1, ranks + 1):
-        if ranks % heads == 0 and sizes.key_heads % heads == 0 and ranks // heads <= max(sizes.keys, 1):
-            yield Sharding(heads, ranks // heads)
+    every = (Sharding(heads, ranks // heads) for heads in range(1, ranks + 1) if ranks % heads == 0)
+    return [one for one in every if sizes.key_heads % one.heads == 0 and one.sequence <= max(sizes.keys, 1)]
 
 
 class Time(NamedTuple):
-    """Seconds of one rank: computing, sending and waiting, and both, as far as they do not overlap."""
+    """Seconds of one rank in a sharding: computing, sending and waiting, and both, as far as they do not overlap."""
 
+    sharding: Sharding
     computing: float
     sending: float
     whole: float
@@ -119,15 +118,33 @@ class Time(NamedTuple):
 class Strategy:
     """One way to spread a method over the ranks of a sequence."""
 
-    name: str
     method: Method
     replicated: bool
     """Whether every rank has all queries."""
-    overlaps: bool = False
 
+    @property
+    def name(self) -> str:
+        if not self.method.is_exact:
+            return self.method.name
+        return f"exact ({'keys' if self.replicated else 'ring'})"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a rank computes while it sends."""
+        return self.method.is_exact and not self.replicated
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  # strategies are small, and equal ones share their prices
     def traffic(self, sizes: Sizes, ranks: int) -> Traffic:
         """What a rank sends, for the sizes of a group of heads."""
-        return _traffic(self.method, self.replicated, sizes, ranks)
+        if ranks == 1:
+            return NOTHING
+        if self.method.is_exact:
+            return keys_traffic(sizes, ranks) if self.replicated else ring_traffic(sizes, ranks)
+        if self.method.selects_tokens:
+            return sparse_traffic(sizes, ranks)
+        if isinstance(self.method, LowRank):
+            return low_rank_traffic(self.method, sizes, ranks)
+        return states_traffic(self.method, sizes, ranks)
 
     def part(self, z: Sizes, ranks: int) -> Sizes:
         """What a rank computes on at once."""
@@ -143,23 +160,10 @@ class Strategy:
         z, ranks = of_heads(sizes, sharding.heads), sharding.sequence
         computing, sending = machine.seconds(self.method, self.part(z, ranks)), link.seconds(self.traffic(z, ranks))
         if not self.overlaps:
-            return Time(computing, sending, computing + sending)
+            return Time(sharding, computing, sending, computing + sending)
         # One block after the other; also if causal, since the last rank sees them all.
         step = sending / max(ranks - 1, 1)
-        return Time(ranks * computing, sending, computing + (ranks - 1) * max(computing, step))
-
-
-@functools.lru_cache(maxsize=4096)
-def _traffic(method: Method, replicated: bool, sizes: Sizes, ranks: int) -> Traffic:
-    if ranks == 1:
-        return NOTHING
-    if method.is_exact:
-        return keys_traffic(sizes, ranks) if replicated else ring_traffic(sizes, ranks)
-    if method.selects_tokens:
-        return sparse_traffic(sizes, ranks)
-    if isinstance(method, LowRank):
-        return low_rank_traffic(method, sizes, ranks)
-    return states_traffic(method, sizes, ranks)
+        return Time(sharding, ranks * computing, sending, computing + (ranks - 1) * max(computing, step))
 
 
 def of_heads(sizes: Sizes, groups: int) -> Sizes:
@@ -167,38 +171,27 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
     return dataclasses.replace(sizes, heads=sizes.heads // groups, key_heads=sizes.key_heads // groups)
 
 
-def strategy(method: Method, replicated: bool) -> Strategy:
-    """How to spread a method: for exact attention there are two ways, with all queries in every rank or its own."""
-    if method.is_exact:
-        return Strategy(f"exact ({'keys' if replicated else 'ring'})", method, replicated, overlaps=not replicated)
-    return Strategy(method.name, method, replicated=method.selects_tokens)
-
-
 def strategies(sizes: Sizes, rank: int = 64) -> list[Strategy]:
     """Every strategy for a problem of these sizes, with so many landmarks if there are as many keys."""
-    sparse = [] if sizes.causal else [strategy(Sparse(), True)]
+    sparse = [] if sizes.causal else [Strategy(Sparse(), True)]
     linear = (Separable(), RandomFeatures(), LowRank(max(1, min(rank, sizes.keys))))
-    return [strategy(Exact(), True), strategy(Exact(), False), *sparse, *(strategy(one, False) for one in linear)]
-
-
-class ShardingTime(NamedTuple):
-    """A sharding and a rank's seconds in it."""
-
-    sharding: Sharding
-    time: Time
+    return [Strategy(Exact(), True), Strategy(Exact(), False), *sparse, *(Strategy(one, False) for one in linear)]
 
 
 class Offer(NamedTuple):
     """A strategy in its best sharding, and what it costs a rank."""
 
     strategy: Strategy
-    sharding: Sharding
     time: Time
     traffic: Traffic
     from_ranks: int | None
     """The fewest ranks, a power of two, at which communication takes longer than computing; None: up to 4096 never."""
-    shardings: tuple[ShardingTime, ...]
+    shardings: tuple[Time, ...]
     """All of them, from the fastest down."""
+
+    @property
+    def sharding(self) -> Sharding:
+        return self.time.sharding
 
     @property
     def dominated(self) -> str:
@@ -211,12 +204,10 @@ class Offer(NamedTuple):
         return self.time.computing / self.time.whole if self.time.whole > 0 else 1.0
 
 
-def sharding_times(
-    strategy: Strategy, sizes: Sizes, ranks: int, link: Interconnect, machine: Machine
-) -> list[ShardingTime]:
+def sharding_times(strategy: Strategy, sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> list[Time]:
     """A strategy in every sharding, fastest first; of equals the one over more heads, which needs no communication."""
-    times = [ShardingTime(one, strategy.time(sizes, one, link, machine)) for one in shardings(sizes, ranks)]
-    return sorted(times, key=lambda one: (one.time.whole, -one.sharding.heads))
+    times = [strategy.time(sizes, one, link, machine) for one in shardings(sizes, ranks)]
+    return sorted(times, key=lambda time: (time.whole, -time.sharding.heads))
 
 
 def offers(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> list[Offer]:
@@ -225,18 +216,17 @@ def offers(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> li
     best = []
     for each in strategies(sizes):
         times = sharding_times(each, sizes, ranks, link, machine)
-        sharding, time = times[0]
-        traffic = each.traffic(of_heads(sizes, sharding.heads), sharding.sequence)
-        best.append(Offer(each, sharding, time, traffic, crossover(each, sizes, link, machine), tuple(times)))
+        heads, sequence = times[0].sharding
+        traffic = each.traffic(of_heads(sizes, heads), sequence)
+        best.append(Offer(each, times[0], traffic, crossover(each, sizes, link, machine), tuple(times)))
     return sorted(best, key=lambda offer: offer.time.whole)
 
 
 def crossover(strategy: Strategy, sizes: Sizes, link: Interconnect, machine: Machine) -> int | None:
     """The fewest ranks, a power of two, at which a rank communicates longer than it computes in the best sharding."""
     ranks = 2
-    while ranks <= _MOST_RANKS and any(True for _ in shardings(sizes, ranks)):
-        time = sharding_times(strategy, sizes, ranks, link, machine)[0].time
-        if time.sending > time.computing:
+    while ranks <= _MOST_RANKS and (times := sharding_times(strategy, sizes, ranks, link, machine)):
+        if times[0].sending > times[0].computing:
             return ranks
         ranks *= 2
     return None
@@ -246,32 +236,21 @@ def check(sizes: Sizes, ranks: int) -> None:
     """Raise if so many ranks cannot share the work."""
     if ranks < 1:
         raise ParameterError("ranks", ranks, "must be at least 1", "try --ranks 8")
-    if not any(True for _ in shardings(sizes, ranks)):
+    if not shardings(sizes, ranks):
         rule = f"cannot be spread over {sizes.keys} keys and {sizes.key_heads} key heads"
         raise ParameterError("ranks", ranks, rule, "use fewer ranks, or a longer sequence")
 
 
-class WeakScaling(NamedTuple):
-    """A strategy under weak scaling: ranks by powers of two, and seconds."""
+def weak_scaling(
+    sizes: Sizes, ranks: int, link: Interconnect, machine: Machine
+) -> dict[str, tuple[list[int], list[float]]]:
+    """Weak scaling over the sequence, by strategy: ranks by powers of two, and seconds.
 
-    ranks: list[int]
-    seconds: list[float]
-
-
-def weak_scaling(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> dict[str, WeakScaling]:
-    """Weak scaling over the sequence: each rank keeps what one of so many ranks has of these sizes."""
+    Each rank keeps what one of so many ranks has of these sizes.
+    """
     counts = [2**i for i in range(ranks.bit_length())]
-    grown = [(longer(sizes, count, ranks), count) for count in counts]
+    grown = [(sizes.with_keys(-(-sizes.keys // ranks) * count), count) for count in counts]
     return {
-        each.name: WeakScaling(counts, [each.time(z, Sharding(1, n), link, machine).whole for z, n in grown])
+        each.name: (counts, [each.time(z, Sharding(1, n), link, machine).whole for z, n in grown])
         for each in strategies(sizes)
     }
-
-
-def longer(sizes: Sizes, count: int, ranks: int) -> Sizes:
-    """The problem of `count` ranks of which each has as many keys as one of `ranks` has of these sizes.
-
-    There are as many queries as before, or as many as keys if it was so.
-    """
-    keys = -(-sizes.keys // ranks) * count
-    return dataclasses.replace(sizes, keys=keys, queries=keys if sizes.queries == sizes.keys else sizes.queries)

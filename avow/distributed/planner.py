@@ -2,7 +2,7 @@
 
 Prices are those of `parallel_plan` at the rates of the first process, which all got when they agreed on the call. What
 a method can prove depends on the numbers themselves. So if the price favours a method that norms say too little of,
-processes send each other a sample of their rows; the first one judges by it, and sends the others the methods to try.
+processes send each other a sample of their rows; all judge by it, and try the methods that the first one chose.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,8 +19,8 @@ from torch.nn.functional import pad
 from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
-from avow.distributed.consensus import Context, agree, attempt
-from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, strategy
+from avow.distributed.consensus import Context, attempt, gather_numbers
+from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, Strategy
 from avow.distributed.protocols import all_gather, over_processes
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -33,13 +32,6 @@ from avow.planner import Candidate, Plan
 _PER_LANDMARK, _ROWS = 4, 256
 
 
-class Choice(NamedTuple):
-    """Methods to try before exact attention, in order, and why there are no more of them."""
-
-    methods: list[Method]
-    reason: str
-
-
 def own_rates(device: str) -> dict[str, list[float]]:
     """What a process sends of its machine: the rates of each method, if they were measured, to four digits."""
     known = rates(device, measure=False).measured
@@ -48,10 +40,10 @@ def own_rates(device: str) -> dict[str, list[float]]:
 
 def choose(
     context: Context, tol: float, confidence: float, link: Interconnect, known: dict[str, list[float]]
-) -> Choice:
-    """The methods that may prove a tolerance at a lower price than exact attention, the same in every process.
+) -> tuple[list[Method], str]:
+    """The methods to try before exact attention, in order, and why there are no more of them.
 
-    `known` are rates as `own_rates` gives them.
+    Methods are the same in every process. `known` are rates as `own_rates` gives them.
     """
     machine = Rates({name: Rate(*rate) for name, rate in known.items()}, "rates of the first process")
     offers = candidates(context.sizes, context.ranks, context.shared_queries, tol, confidence, link, machine)
@@ -64,16 +56,19 @@ def choose(
 
     hopeful, reason = plan(functools.partial(_best_case, confidence=confidence))
     if len(hopeful) == 1:
-        return Choice([], reason)
+        return [], reason
     sample = None if context.shared_queries else _sample(context, hopeful)
 
     def ordered() -> tuple[list[int], str]:
         good, reason = plan(functools.partial(_estimate, context=context, sample=sample, confidence=confidence))
         return [hopeful.index(method) for method in good if not method.is_exact], reason
 
-    mine, error = attempt(ordered) if context.rank == 0 else (None, None)
-    order, reason = agree({}, mine, error, context.group)[0]
-    return Choice([hopeful[index] for index in order], reason)
+    mine, error = attempt(ordered)
+    order, reason = mine or ([], "")
+    # All judge by the same numbers; where rounding decides, the first one's word counts.
+    padded = [*order, *[-1] * (len(hopeful) - len(order))]
+    agreed = gather_numbers(padded, error, context)[0].long().tolist()
+    return [hopeful[index] for index in agreed if index >= 0], reason
 
 
 def candidates(
@@ -87,7 +82,7 @@ def candidates(
         methods.append(Sparse(**Sparse.tune({}, sizes, tol, confidence)))
     priced = []
     for method in methods:
-        spread = strategy(method, shared_queries)
+        spread = Strategy(method, shared_queries)
         seconds = spread.time(sizes, Sharding(1, ranks), link, machine).whole
         priced.append(Candidate(method, method.cost(spread.part(sizes, ranks)), seconds))
     return sorted(priced, key=lambda candidate: candidate.seconds)

@@ -28,7 +28,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.core import Problem, Sizes
+from avow.core import Problem
 from avow.distributed.point_to_point import Pending, Transfer
 
 _Result = TypeVar("_Result")
@@ -104,15 +104,6 @@ class Shard:
             part = dataclasses.replace(p, q=q, k=p.k[:, :, held], v=p.v[:, :, held])
             shards.append(Shard(part, rank, (p.q.shape[-2],) * ranks if shared_queries else rows, keys))
         return shards
-
-    @staticmethod
-    def on_meta(z: Sizes, ranks: int) -> Shard:
-        """The first of so many equal shards of a problem of these sizes, without numbers."""
-        rows, keys = (-(-count // ranks) for count in (z.queries, z.keys))
-        shapes = ((z.heads, rows, z.dim), (z.key_heads, keys, z.dim), (z.key_heads, keys, z.value_dim))
-        q, k, v = (torch.empty(z.batch, *shape, dtype=z.dtype, device="meta") for shape in shapes)
-        p = Problem.of(q, k, v, causal=z.causal, enable_gqa=True)
-        return Shard(p, 0, (rows,) * ranks, (keys,) * ranks)
 
 
 def all_gather(x: Shaped[Tensor, "*piece"], ranks: int) -> Protocol[Shaped[Tensor, "ranks *piece"]]:

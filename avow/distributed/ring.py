@@ -19,13 +19,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.core import Problem, Sizes
+from avow.core import Sizes
 from avow.core.compose import Partial, merge
 from avow.core.requirement import Requirement
-from avow.distributed.consensus import Context, agree, attempt, check_consistent
+from avow.distributed.consensus import Context, attempt, check_consistent, gather_numbers
 from avow.distributed.exact import (
     Block,
-    Gradients,
     Mask,
     arithmetics,
     block_answer,
@@ -36,7 +35,7 @@ from avow.distributed.exact import (
     with_gradients,
 )
 from avow.distributed.point_to_point import Group, Transfer
-from avow.distributed.protocols import Post, Protocol, Shard, Traffic, Wait, over_processes, traffic
+from avow.distributed.protocols import Post, Protocol, Shard, Traffic, Wait, over_processes
 from avow.errors import AvowError
 from avow.methods.exact import Exact
 from avow.numerics import rounding
@@ -82,10 +81,8 @@ class Route:
     @functools.cached_property
     def reach(self) -> tuple[int, ...]:
         """How many ranks on from its own each block travels."""
-        ticks = range(self.ranks - 1, -1, -1)
-        return tuple(
-            next((t for t in ticks if self.needs((block + t) % self.ranks, block)), 0) for block in range(self.ranks)
-        )
+        ranks = range(self.ranks)
+        return tuple(max((t for t in ranks if self.needs((c + t) % self.ranks, c)), default=0) for c in ranks)
 
     @property
     def ticks(self) -> int:
@@ -99,18 +96,17 @@ class Route:
 
     def moves(self, tick: int) -> Iterator[tuple[int, int, int]]:
         """The blocks that leave this rank or come to it at a tick, while it computes: block, source, target."""
-        for source in (self.rank, (self.rank - 1) % self.ranks):
-            block = (source - tick) % self.ranks
-            if tick < self.reach[block]:
-                yield block, source, (source + 1) % self.ranks
+        for block, reach in enumerate(self.reach):
+            source, target = (block + tick) % self.ranks, (block + tick + 1) % self.ranks
+            if tick < reach and self.rank in (source, target):
+                yield block, source, target
 
     def gradient_moves(self, tick: int) -> Iterator[tuple[int, int, int]]:
         """The gradients of blocks, as far as they got at the tick before, that leave this rank or come to it."""
-        here, ranks = self.rank, self.ranks
-        for block in dict.fromkeys(((here - tick + 1) % ranks, (here - tick) % ranks, here)):
-            reach, source = self.reach[block], (block + tick - 1) % ranks
-            target = (block + tick) % ranks if tick <= reach else block
-            if reach and 0 < tick <= reach + 1 and here in (source, target):
+        for block, reach in enumerate(self.reach):
+            source = (block + tick - 1) % self.ranks
+            target = (block + tick) % self.ranks if tick <= reach else block
+            if reach and 0 < tick <= reach + 1 and self.rank in (source, target):
                 yield block, source, target
 
     @functools.cached_property
@@ -125,31 +121,31 @@ def attend_ring(context: Context, requirement: Requirement, method: Exact, mask:
     j of all keys when j ≤ i; of those, the keys that `mask` lets it see. Gradients are those of the sum of all
     processes' losses.
     """
-    p, route = context.problem, _route(context)
+    p = context.problem
     masks = None if mask is None else mask.expand(*mask.shape[:-1], context.total).split(list(context.keys), -1)
     for kind in arithmetics(method, p.q.dtype, requirement):
         with torch.no_grad():
-            whole, error = over_processes(_certified(context, route, kind, masks), context.group)
+            whole, error = over_processes(_certified(context, kind, masks), context.group)
             out, certificate = whole.answer(p.q.dtype)
         own = [certificate.bound, certificate.relative]
-        bound, relative = map(max, zip(*agree({}, own, error, context.group), strict=True))
+        bound, relative = gather_numbers(own, error, context).amax(0).tolist()
         everywhere = dataclasses.replace(certificate, bound=bound, relative=relative)
         if requirement.exact or everywhere.keeps(requirement.tol, requirement.rtol):
-            gradients = _gradients(context, route, masks)
+            gradients = functools.partial(_gradients, context=context, masks=masks)
             return Attended(with_gradients(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
     raise unreachable(requirement, bound, relative)
 
 
 def ring_attention(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
+    q: Float[Tensor, "*lead n d"],
+    k: Float[Tensor, "*keys s d"],
+    v: Float[Tensor, "*keys s e"],
     *,
     group: Group = None,
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Float[Tensor, "b h n e"]:
+) -> Float[Tensor, "*lead n e"]:
     """The same answer without a certificate, which is what training needs: the numbers are not even checked."""
     context = check_consistent(
         *(q, k, v),
@@ -164,33 +160,27 @@ def ring_attention(
     # Under autocast products would be narrower than the shards are.
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         answer = over_processes(ring_protocol(context), context.group)
-    return with_gradients(q, k, v, answer, _gradients(context, _route(context)))
+    p, gradients = context.problem, functools.partial(_gradients, context=context, masks=None)
+    return with_gradients(p.q, p.k, p.v, answer, gradients).reshape(*q.shape[:-1], v.shape[-1])
 
 
 def ring_traffic(z: Sizes, ranks: int) -> Traffic:
     """What a rank sends whose blocks all go all the way round."""
-    shard = Shard.on_meta(z, ranks)
-    route = dataclasses.replace(_route(shard), causal=False)
-    return traffic([travel(shard, route, lambda *_: None)], ranks)
+    block = z.batch * z.key_heads * -(-z.keys // ranks) * (z.dim + z.value_dim) * z.item
+    rounds = ranks - 1 if block else 0
+    return Traffic(rounds * block, rounds, rounds)
 
 
-def _route(shard: Shard) -> Route:
-    return Route(shard.rank, shard.rows, shard.keys, shard.problem.causal)
-
-
-def _gradients(context: Context, route: Route, masks: Masks = None) -> Gradients:
-    def gradients(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        p = dataclasses.replace(context.problem, q=q, k=k, v=v)
-        return over_processes(gradient_protocol(p, route, out, lse, grad, masks), context.group)
-
-    return gradients
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, context: Context, masks: Masks
+) -> tuple[Tensor, Tensor, Tensor]:
+    shard = dataclasses.replace(context, problem=dataclasses.replace(context.problem, q=q, k=k, v=v))
+    return over_processes(gradient_protocol(shard, out, lse, grad, masks), context.group)
 
 
 def ring_protocol(shard: Shard) -> Protocol[tuple[Tensor, Tensor]]:
     """What all blocks answer to this shard's rows, and the logarithms of the normalisers."""
-    p, route = shard.problem, _route(shard)
+    p = shard.problem
     kind = rounding.accumulator(p.q.dtype)
     out = torch.zeros(*p.q.shape[:-1], p.v.shape[-1], dtype=kind, device=p.q.device)
     lse = torch.full(p.q.shape[:-1], -math.inf, dtype=kind, device=p.q.device)
@@ -199,13 +189,11 @@ def ring_protocol(shard: Shard) -> Protocol[tuple[Tensor, Tensor]]:
         nonlocal out, lse
         out, lse = merged_answers(out, lse, *block_answer(p.q, block, p.scale))
 
-    yield from travel(shard, route, work)
+    yield from travel(shard, work)
     return out.to(p.q.dtype), lse
 
 
-def _certified(
-    shard: Shard, route: Route, kind: torch.dtype, masks: Masks
-) -> Protocol[tuple[Partial, AvowError | None]]:
+def _certified(shard: Shard, kind: torch.dtype, masks: Masks) -> Protocol[tuple[Partial, AvowError | None]]:
     """What all blocks answer to this shard's rows; an error does not keep the blocks of others from passing."""
     p = shard.problem
     whole = Partial.nothing((*p.q.shape[:-1], p.v.shape[-1]), p.q.device)
@@ -216,49 +204,50 @@ def _certified(
         part, failed = attempt(lambda: partial_answer(p.q.to(kind), block.to(kind), p.scale))
         whole, error = whole if part is None else merge(whole, part), error or failed
 
-    yield from travel(shard, route, work, masks)
+    yield from travel(shard, work, masks)
     return whole, error
 
 
-def travel(shard: Shard, route: Route, work: Work, masks: Masks = None) -> Protocol[None]:
+def travel(shard: Shard, work: Work, masks: Masks = None) -> Protocol[None]:
     """Work on each block that this rank needs, while the next one is in transit."""
-    k, v = shard.problem.k, shard.problem.v
-    held = _packed(k, v)
+    route = Route(shard.rank, shard.rows, shard.keys, shard.problem.causal)
+    held = torch.cat([shard.problem.k, shard.problem.v], -1)  # (b, g, s, d + e): a message
     for tick in range(route.ticks):
-        transfers, coming = _transfers(held, tick, k, v, route)
+        transfers, coming = _transfers(held, tick, route)
         yield Post(route.rank, transfers)
         block = route.at(tick)
         if block is not None:
-            work(_block(held, block, k, v, route, masks))
+            work(_block(held, block, shard, route, masks))
         yield Wait()
         held = coming
 
 
 def gradient_protocol(
-    p: Problem, route: Route, out: Tensor, lse: Tensor, grad: Tensor, masks: Masks = None
+    shard: Shard, out: Tensor, lse: Tensor, grad: Tensor, masks: Masks = None
 ) -> Protocol[tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]]:
     """The gradients of this shard's q, k and v: at each tick that of a block arrives, grows, and goes on."""
-    q, k, v, here = p.q, p.k, p.v, route.rank
-    kind = rounding.accumulator(q.dtype)
+    p, here = shard.problem, shard.rank
+    route = Route(here, shard.rows, shard.keys, p.causal)
+    kind = rounding.accumulator(p.q.dtype)
     along = (grad.to(kind) * out.to(kind)).sum(-1)
-    for_queries = torch.zeros_like(q, dtype=kind)
-    held = _packed(k, v)
-    home = done = torch.zeros(held.numel(), dtype=kind, device=q.device)
+    for_queries = torch.zeros_like(p.q, dtype=kind)
+    held = torch.cat([p.k, p.v], -1)  # (b, g, s, d + e): a message
+    home = done = held.new_zeros(0, dtype=kind)
     for tick in range(route.ticks + 1):
-        transfers, coming = _transfers(held, tick, k, v, route)
+        transfers, coming = _transfers(held, tick, route)
         landed: dict[int, Tensor] = {}
         for block, source, target in route.gradient_moves(tick):
             if target == here:
-                landed[block] = torch.empty(_size(k, v, route.keys[block]), dtype=kind, device=q.device)
+                landed[block] = _room(held, route.keys[block], kind)
             transfers.append(Transfer(source, target, done if source == here else landed[block]))
         yield Post(here, transfers)
         block = (here - tick) % route.ranks
-        added = torch.zeros(_size(k, v, route.keys[block]), dtype=kind, device=q.device)
+        added = _room(held, route.keys[block], kind).zero_()
         if route.at(tick) is not None:
-            held_block = _block(held, block, k, v, route, masks)
-            to_q, to_k, to_v = block_gradients(q, held_block, lse, grad, along, p.scale)
+            held_block = _block(held, block, shard, route, masks)
+            to_q, *to_keys = block_gradients(p.q, held_block, lse, grad, along, p.scale)
             for_queries += to_q
-            added = _packed(to_k, to_v)
+            added = torch.cat(to_keys, -1)
         yield Wait()
         held = coming
         if tick == 0:
@@ -266,40 +255,26 @@ def gradient_protocol(
         elif here in landed:
             home = landed.pop(here)
         done = added + landed[block] if block in landed else added
-    for_keys, for_values = _unpacked(home, k, v, k.shape[-2])
-    return for_queries.to(q.dtype), for_keys.to(k.dtype), for_values.to(v.dtype)
+    for_keys, for_values = home.split([p.k.shape[-1], p.v.shape[-1]], -1)
+    return for_queries.to(p.q.dtype), for_keys.to(p.k.dtype), for_values.to(p.v.dtype)
 
 
-def _transfers(held: Tensor, tick: int, k: Tensor, v: Tensor, route: Route) -> tuple[list[Transfer], Tensor]:
+def _transfers(held: Tensor, tick: int, route: Route) -> tuple[list[Transfer], Tensor]:
     """What this rank sends and receives of blocks at a tick, and the tensor that will hold the next one."""
-    coming, transfers = held.new_zeros(0), []
+    coming, transfers = _room(held, 0), []
     for block, source, target in route.moves(tick):
         if target == route.rank:
-            coming = torch.empty(_size(k, v, route.keys[block]), dtype=k.dtype, device=k.device)
+            coming = _room(held, route.keys[block])
         transfers.append(Transfer(source, target, held if source == route.rank else coming))
     return transfers, coming
 
 
-def _block(held: Tensor, block: int, k: Tensor, v: Tensor, route: Route, masks: Masks) -> Block:
+def _room(held: Tensor, keys: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A message for a block of so many keys, or its gradients, not filled yet."""
+    return held.new_empty(*held.shape[:2], keys, held.shape[-1], dtype=dtype)
+
+
+def _block(held: Tensor, block: int, shard: Shard, route: Route, masks: Masks) -> Block:
     """A block by its number, from the message that holds it."""
-    mask = None if masks is None else masks[block]
-    return Block(*_unpacked(held, k, v, route.keys[block]), route.shift(block), mask)
-
-
-def _packed(k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values as one message."""
-    message = k.new_empty(k.numel() + v.numel())
-    message[: k.numel()], message[k.numel() :] = k.reshape(-1), v.reshape(-1)
-    return message
-
-
-def _unpacked(x: Tensor, k: Tensor, v: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    keys, values = x.split([math.prod(one.shape[:2]) * length * one.shape[-1] for one in (k, v)])
-    return (
-        keys.view(*k.shape[:2], length, k.shape[-1]),  # (b, g, t, d)
-        values.view(*v.shape[:2], length, v.shape[-1]),  # (b, g, t, e)
-    )
-
-
-def _size(k: Tensor, v: Tensor, length: int) -> int:
-    return math.prod(k.shape[:2]) * length * (k.shape[-1] + v.shape[-1])
+    k, v = held.split([shard.problem.k.shape[-1], shard.problem.v.shape[-1]], -1)
+    return Block(k, v, route.shift(block), None if masks is None else masks[block])

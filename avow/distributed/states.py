@@ -31,7 +31,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from avow.core import Method, Norms, Problem, Sizes
-from avow.core.requirement import random_stream
+from avow.distributed.consensus import digest
 from avow.distributed.protocols import (
     Protocol,
     Shard,
@@ -58,10 +58,10 @@ Answer = Callable[[], tuple[scan.Sums, int]]
 @dataclass(frozen=True)
 class LinearShard(Shard):
     """A shard that knows the longest vectors of each: per key head the longest query, key and value, and the largest
-    entry of a value.
+    entry of a value; and a number that differs if directions were drawn otherwise.
     """
 
-    longest: Float64[Tensor, "ranks b g 4"]
+    longest: Float64[Tensor, "ranks b g 5"]
     generator: torch.Generator | None = None
 
     @functools.cached_property
@@ -102,6 +102,22 @@ class LinearShard(Shard):
         nothing = scan.nothing(values, features, logs)
         return nothing._replace(sums=depend_on(nothing.sums, self.problem.k, values, *followed))
 
+    def averaged(
+        self, keys_of: scan.KeysOf, weigh: Callable[[slice, Tensor], Tensor], values: Tensor, state: scan.State
+    ) -> tuple[scan.Sums, Tensor | None, int]:
+        """Averages for this process's rows by the weights of rows relative to a reference, the logarithm of the unit
+        of their normalisers, and in how many steps.
+        """
+        heads, queries = self.problem.q.shape[1:3]
+        if self.problem.causal:
+            sums, last = scan.causal(
+                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, state, normalise=True
+            )
+            return sums, sums.unit_log, last.steps
+        whole = scan.settle(state)
+        sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
+        return sums, whole.top.unsqueeze(2), whole.steps
+
     def collected(self, answer: Answer, size: Tensor | None, *exchanged: Tensor) -> tuple[Tensor, int]:
         """Answers to this process's rows, and in how many steps; without rows, still a function of all exchanges."""
         p = self.problem
@@ -112,20 +128,21 @@ class LinearShard(Shard):
         return cast_output(p, rescaled(sums.out, size)), steps
 
 
-def gather_longest(shard: Shard, generator: torch.Generator | None = None) -> Protocol[LinearShard]:
-    """The shard, once it knows the longest vectors of all."""
+def gather_longest(shard: Shard, generator: torch.Generator | None, drawn: Tensor | None) -> Protocol[LinearShard]:
+    """The shard, once it knows the longest vectors of all, and whether all have the same `drawn`."""
     p, norms = shard.problem, shard.problem.norms
     b, g = p.k.shape[:2]
     rows = [norms.q.unflatten(1, (g, -1)).flatten(2), norms.k, norms.v, p.v.detach().double().abs().flatten(2)]
-    mine = torch.stack([x.amax(-1) if x.shape[-1] else x.new_zeros(b, g) for x in rows], -1)
-    longest = yield from all_gather(mine, shard.ranks)
+    mark = 0.0 if drawn is None else float(int(digest(drawn)[:13], 16))  # what float64 has room for
+    columns = [x.amax(-1) if x.shape[-1] else x.new_zeros(b, g) for x in rows]
+    longest = yield from all_gather(torch.stack([*columns, torch.full_like(columns[0], mark)], -1), shard.ranks)
     return LinearShard(p, shard.rank, shard.rows, shard.keys, longest, generator)
 
 
 def states_traffic(method: Method, z: Sizes, ranks: int) -> Traffic:
     """What a rank sends for linear attention: the longest vectors, a frame if there is one, and states."""
     heads, kind = (z.batch, z.key_heads), rounding.accumulator(z.dtype)
-    rounds = [gather_message(*heads, 4, ranks=ranks)]
+    rounds = [gather_message(*heads, 5, ranks=ranks)]
     features = method.state_features(z.dim) or z.dim
     if method.random and not z.causal:
         rounds.append(combine_message(*heads, z.dim, 4, width=3, dtype=kind, ranks=ranks))
@@ -192,18 +209,15 @@ def separable_protocol(shard: LinearShard, method: Separable) -> Protocol[tuple[
 
 
 def random_features_protocol(
-    shard: LinearShard, method: RandomFeatures
+    shard: LinearShard, method: RandomFeatures, directions: Float[Tensor, "m d"]
 ) -> Protocol[tuple[Tensor, random_features.Trace]]:
-    """The answers to a shard's rows, and what their certificate takes; generators must be alike in all shards."""
+    """The answers to a shard's rows, and what their certificate takes; directions must be alike in all shards."""
     p = shard.problem
-    stream = random_stream(shard.generator, "cpu")
-    directions = feature_maps.draw(method.features, p.q.shape[-1], method.orthogonal, stream, p.q.device)
     wide = method.feature_dtype(p.with_norms(shard.agreed))
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.
     p = dataclasses.replace(p, k=p.k.to(wide))
-    heads, queries = p.q.shape[1:3]
     logs = FeatureLogs(p, directions, frame, wide)
 
     def keys_of(span: slice) -> scan.Keys:
@@ -223,14 +237,8 @@ def random_features_protocol(
         longest = (yield from all_gather(logs.key_radius, shard.ranks)).amax(0)
 
     def answer() -> tuple[scan.Sums, int]:
-        if p.causal:
-            sums, last = scan.causal(
-                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, state, True
-            )
-            return sums, last.steps
-        whole = scan.settle(state)
-        sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
-        return sums, whole.steps
+        sums, _, steps = shard.averaged(keys_of, weigh, values, state)
+        return sums, steps
 
     out, steps = shard.collected(answer, size, state.sums, state.total, *frame)
     return out, random_features.Trace(directions, frame, logs.query_radius, longest, None, steps)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from avow.core import SOFTMAX, Sizes, dtype_name
 from avow.core.chart import Chart
-from avow.distributed.parallel_plan import Interconnect, Offer, Time, WeakScaling
+from avow.distributed.parallel_plan import Interconnect, Offer, Time
 from avow.report import formatting
 from avow.report.terminal import Columns
 
@@ -35,7 +35,7 @@ def ranks_table(offers: list[Offer], sizes: Sizes, ranks: int, link: Interconnec
 def shardings_table(offers: list[Offer]) -> Columns:
     """The fastest exact way in every sharding."""
     exact = next(offer for offer in offers if offer.strategy.method.is_exact)
-    rows = [[*map(str, sharding), *_times(time)] for sharding, time in exact.shardings]
+    rows = [[*map(str, time.sharding), *_times(time)] for time in exact.shardings]
     headings = ("over heads", "over sequence", "computing", "links", "in all")
     return Columns("rrrrr", headings, rows, f"{exact.strategy.name}, by sharding")
 
@@ -68,9 +68,10 @@ def verdict(offers: list[Offer], ranks: int) -> list[str]:
     return lines
 
 
-def weak_chart(scaled: Mapping[str, WeakScaling], sizes: Sizes, ranks: int, link: Interconnect) -> Chart:
+def weak_chart(
+    scaled: Mapping[str, tuple[list[int], list[float]]], sizes: Sizes, ranks: int, link: Interconnect
+) -> Chart:
     """Seconds of each way as ranks and the sequence grow together."""
     each = -(-sizes.keys // ranks)
     title = f"Weak scaling over the sequence: {each:,} keys a rank, links of {formatting.size(link.bandwidth)}/s"
-    series = {name: (weak.ranks, weak.seconds) for name, weak in scaled.items()}
-    return Chart(title, "ranks", "seconds", series, log_x=True, log_y=True)
+    return Chart(title, "ranks", "seconds", scaled, log_x=True, log_y=True)

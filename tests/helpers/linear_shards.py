@@ -354,24 +354,24 @@ def joined(answers: list[Answer]) -> tuple[Tensor, Tensor]:
 
 
 def sent_forward(case: Case, count: int) -> int:
-    """The bytes that one of so many processes sends for an answer: a page to agree, and one on directions."""
+    """The bytes that one of so many processes sends for an answer, a page to agree among them."""
     method, z = case.method, case.problem.sizes
     if isinstance(method, LowRank):
         return (count - 1) * PAGE + low_rank_traffic(method, z, count, max(case.keys)).sent
-    return (count - 1) * PAGE * (1 + isinstance(method, RandomFeatures)) + states_traffic(method, z, count).sent
+    return (count - 1) * PAGE + states_traffic(method, z, count).sent
 
 
 def sent_backward(method: Method, z: Sizes, count: int) -> int:
     """The bytes that one process sends for gradients: what was agreed without them, norms and choices, has none."""
     heads, kind = (z.batch, z.key_heads), rounding.accumulator(z.dtype)
     if isinstance(method, LowRank):
-        free = [gather_message(*heads, 4, ranks=count)]
+        free = [gather_message(*heads, 5, ranks=count)]
         d, rank, few = z.dim, method.rank, cholesky.candidates(z.keys, method.rank)
         each = [(span.stop - span.start) * (1 + d + span.start) for span in cholesky.rounds(rank)]
         sought = [] if few == z.keys else [min(few, -(-z.keys // count))]
         free += [combine_message(1, 1, heads[0] * heads[1], width, ranks=count) for width in [*sought, *each]]
         return low_rank_traffic(method, z, count).sent - traffic(free, count).sent
-    free = [gather_message(*heads, 4, ranks=count)]
+    free = [gather_message(*heads, 5, ranks=count)]
     if isinstance(method, RandomFeatures) and not z.causal:
         free.append(gather_message(*heads, 1, dtype=kind, ranks=count))
     return states_traffic(method, z, count).sent - traffic(free, count).sent

@@ -238,17 +238,13 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> At
         raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
     if query.shape[-2] == 1 and view.mask is None and cache_of(view.key, view.value) is not None:
         return _attended(_together(settings), query, view)
-    groups: list[tuple[Setting, list[int]]] = []  # a setting cannot be hashed: its parameters are a dictionary
+    groups: dict[str, list[int]] = {}  # a setting cannot be hashed: its parameters are a dictionary
     for head, setting in enumerate(settings):
-        heads = next((heads for other, heads in groups if other == setting), None)
-        if heads is None:
-            groups.append((setting, [head]))
-        else:
-            heads.append(head)
+        groups.setdefault(repr(setting), []).append(head)
     if len(groups) == 1:
         return _within_tolerance(settings[0], query, view)
-    parts = [_part(setting, heads, query, view) for setting, heads in groups]
-    order = torch.tensor([head for _, heads in groups for head in heads], device=query.device).argsort()
+    parts = [_part(settings[heads[0]], heads, query, view) for heads in groups.values()]
+    order = torch.tensor([head for heads in groups.values() for head in heads], device=query.device).argsort()
     certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
     return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
 

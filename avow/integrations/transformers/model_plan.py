@@ -372,7 +372,8 @@ def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -
     if rounds < 1:
         raise ParameterError("rounds", rounds, "must be at least 1", "try rounds=12")
     with enabling.as_it_was(model):
-        _off(model)
+        if enabled(model):
+            enabling.disable(model)
         past = DynamicCache(config=model.config.get_text_config(decoder=True))
         model.base_model(ids, past_key_values=past, use_cache=True)
         return speed_behind(model, plan, past, ids[:, -1:], rounds)
@@ -389,26 +390,21 @@ def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, id
     )
     caches: list[Any] = [past]
     for switch in turns[1:]:
-        switch()
-        caches.append(_filled(model, past))
-        _off(model)
+        with enabling.as_it_was(model):
+            switch()
+            caches.append(_filled(model, past))
     times: list[list[float]] = [[], [], []]  # of each turn, in each round
     for i in range(rounds + _WARM):
         for turn in ((i + offset) % 3 for offset in range(3)):
-            turns[turn]()
-            start = _clock(on_cpu)
-            model(ids, past_key_values=caches[turn], use_cache=True)
-            times[turn].append(1e3 * (_clock(on_cpu) - start))
-            _off(model)
+            with enabling.as_it_was(model):
+                turns[turn]()
+                start = _clock(on_cpu)
+                model(ids, past_key_values=caches[turn], use_cache=True)
+                times[turn].append(1e3 * (_clock(on_cpu) - start))
     warm = [x[_WARM:] for x in times]
     a, b, c = (statistics.median(x) for x in warm)
     ratios = [statistics.median(x / y for x, y in zip(other, warm[0], strict=True)) for other in warm[1:]]
     return Speed(tokens, rounds, a, b, c, ratios[0], ratios[1], "processor time" if on_cpu else "time")
-
-
-def _off(model: PreTrainedModel) -> None:
-    if enabled(model):
-        enabling.disable(model)
 
 
 def _filled(model: PreTrainedModel, past: DynamicCache) -> Any:

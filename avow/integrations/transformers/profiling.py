@@ -12,6 +12,7 @@ more, a head is of the first kind whose inequality holds:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -229,10 +230,8 @@ def profile(
 
 def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
     """The figures and the offers of each head of a layer; offers are certified for some rows of the second half."""
-    n, norms = problem.q.shape[-2], problem.norms
-    index = sampled_rows(n, CERTIFIED, n // 2)
-    own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
-    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
+    n = problem.q.shape[-2]
+    rows = _some_rows(problem, sampled_rows(n, CERTIFIED, n // 2))
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
     needed = tokens_for(rows, 1 - tol / 2)
     by_method = []
@@ -257,23 +256,17 @@ def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
 
 def head_figures(problem: Problem, rows: int) -> list[HeadFigures]:
     """The figures of every head of one layer that reads one text."""
-    p, norms = problem, problem.norms
-    index = sampled_rows(p.q.shape[-2], rows)
+    p, index = problem, sampled_rows(problem.q.shape[-2], rows)
     place = index.to(p.q.device) if p.q.shape[-2] == p.k.shape[-2] else None
-    figures = []
-    for head, (one, visible) in enumerate(_by_head(p.rows(index.to(p.q.device)))):
-        key = head // (p.q.shape[1] // p.k.shape[1])
-        q, k, v = norms.q[0, head], norms.k[0, key], norms.v[0, key]
-        lengths = {"query_norm": float(q.mean()), "key_norm": float(k.mean()), "value_norm": float(v.mean())}
-        lengths["largest_logit"] = abs(p.scale) * float(q.amax()) * float(k.amax())
-        figures.append(_figures(one, visible, place, lengths))
-    return figures
+    some = _some_rows(p, index)
+    heads = zip(_by_head(p), _by_head(some), _visible(some), strict=True)
+    return [_figures(whole, one, visible, place) for whole, one, visible in heads]
 
 
 def tokens_for(problem: Problem, share: float) -> list[float]:
     """Of the tokens that some rows see, the part that has this share of each row's mass, head by head."""
     parts = []
-    for one, visible in _by_head(problem):
+    for one, visible in zip(_by_head(problem), _visible(problem), strict=True):
         many = visible.sum(-1)
         tokens = _token_counts(softmax_weights(one)[0, 0], many, share)
         parts.append(float(tokens.sum() / many.sum().clamp(min=1)))
@@ -287,10 +280,19 @@ def _visible(p: Problem) -> Bool[Tensor, "h r s"]:
     return visible.expand(1, p.q.shape[1], -1, -1)[0]
 
 
-def _by_head(p: Problem) -> Iterator[tuple[Problem, Bool[Tensor, "r s"]]]:
-    """The problem of each head, and which keys its rows see."""
-    for head, visible in enumerate(_visible(p)):
-        yield p.head(0, head, head // (p.q.shape[1] // p.k.shape[1])), visible
+def _some_rows(p: Problem, index: Int[Tensor, "r"]) -> Problem:
+    """The problem of some rows, with its norms."""
+    norms = dataclasses.replace(p.norms, q=p.norms.q[..., index])
+    return p.rows(index.to(p.q.device)).with_norms(norms)
+
+
+def _by_head(p: Problem) -> Iterator[Problem]:
+    """The problem of each head, with its norms."""
+    norms = p.norms
+    for head in range(p.q.shape[1]):
+        key = head // (p.q.shape[1] // p.k.shape[1])
+        own = Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
+        yield p.head(0, head, key).with_norms(own)
 
 
 def _token_counts(weights: Float[Tensor, "r s"], many: Int[Tensor, "r"], *shares: float) -> Float[Tensor, "p r"]:
@@ -300,10 +302,9 @@ def _token_counts(weights: Float[Tensor, "r s"], many: Int[Tensor, "r"], *shares
     return torch.stack([((mass < share - 1e-6).sum(-1) + 1).double().minimum(many.double()) for share in shares])
 
 
-def _figures(
-    one: Problem, visible: Bool[Tensor, "r s"], place: Int[Tensor, "r"] | None, lengths: dict[str, float]
-) -> HeadFigures:
-    """The figures of one head, those that follow from `lengths` among them."""
+def _figures(whole: Problem, one: Problem, visible: Bool[Tensor, "r s"], place: Int[Tensor, "r"] | None) -> HeadFigures:
+    """The figures of one head: norms are those of the whole text, the rest is of some rows."""
+    norms = whole.norms
     weights, many = softmax_weights(one)[0, 0], visible.sum(-1)  # (r, s), (r,)
     singular = torch.linalg.eigvalsh(weights @ weights.T).clamp(min=0).sqrt()
     rank = float(torch.special.entr(singular / singular.sum().clamp(min=1e-300)).sum().exp())
@@ -330,7 +331,10 @@ def _figures(
         kind = "local"
     return HeadFigures(
         kind=kind,
-        **lengths,
+        query_norm=float(norms.q.mean()),
+        key_norm=float(norms.k.mean()),
+        value_norm=float(norms.v.mean()),
+        largest_logit=abs(whole.scale) * norms.most[0] * norms.most[1],
         spread=float(spread.mean()),
         entropy=float(entropy.mean()),
         tokens=(tokens[0], tokens[1], tokens[2]),
@@ -376,8 +380,7 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
     does not rule the others out.
     """
     exact = next(iter(exact_method().grid(whole.sizes)))
-    for head in range(whole.q.shape[1]):
-        one, some = _head_of(whole, head), _head_of(rows, head)
+    for one, some in zip(_by_head(whole), _by_head(rows), strict=True):
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)
         bound, kind = _bound(method, one, some)
         measured = None
@@ -405,10 +408,3 @@ def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None,
     certificate = certify(method, rows, computed, CONFIDENCE)
     useful = certificate.kind != "none" and certificate.bound < _TRIVIAL  # nan is not
     return (certificate.bound if useful else None), certificate.kind
-
-
-def _head_of(p: Problem, head: int) -> Problem:
-    """The problem of one head, with its norms."""
-    norms, key = p.norms, head // (p.q.shape[1] // p.k.shape[1])
-    own = Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
-    return p.head(0, head, key).with_norms(own)

@@ -7,7 +7,6 @@ pass over the segments gives every horizon its averages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -74,13 +73,6 @@ def averages(past: Past, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     log = torch.where(mean > 0, some[..., :1, :].log(), -math.inf)  # (…, 1, 1)
     reference = past.reference[..., :1, None].masked_fill(past.reference[..., :1, None] == -math.inf, 0.0)
     return keys / some, values / some, reference + log - math.log(past.sums.shape[-2])
-
-
-def tiles(count: int, each: int) -> Iterator[slice]:
-    """Slices of so many things, each as large as told, that fit a tile together."""
-    step = max(1, TILE // max(each, 1))
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))
 
 
 def cut(x: Tensor, span: slice, size: int, fill: float) -> Tensor:

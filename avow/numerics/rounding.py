@@ -19,20 +19,6 @@ _Lengths = TypeVar("_Lengths", float, Tensor)
 
 SAFETY = 1 + 1e-9
 
-# Significant bits, the implicit one included: u = 2^-bits.
-_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
-
-# The absolute error of a result too small for the type. Subnormals may be flushed (on GPUs, or under
-# torch.set_flush_denormal), so the smallest normal number counts; float16 conversions never flush.
-_TINY = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
-
-# Numbers of a type below this may be read as zero (torch.set_flush_denormal, and some GPUs). The switch belongs to each
-# thread of a pool, so nobody can ask for it: it always counts. Conversions from float16 read every number.
-_UNREAD = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 0.0}
-
-# The largest magnitude that may appear in an intermediate result, with room for sums of 2^20 terms.
-_SAFE = {torch.float64: 1e290, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 1e30}
-
 # What tensor cores may cut off a factor of float32, relative to it, when they take it for TF32.
 TF32 = 2.0**-10
 
@@ -45,17 +31,25 @@ EXP_ULPS = 64
 
 def unit(dtype: torch.dtype) -> float:
     """The unit round-off of a type."""
-    return 2.0 ** -_BITS[dtype]
+    return torch.finfo(dtype).eps / 2
 
 
 def tiny(dtype: torch.dtype) -> float:
-    """The largest absolute error of rounding to zero in a type."""
-    return _TINY[dtype]
+    """The largest absolute error of a result too small for a type.
+
+    Subnormals may be flushed (on GPUs, or under torch.set_flush_denormal), so the smallest normal number counts;
+    float16 conversions never flush.
+    """
+    return 2.0**-25 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def flush_threshold(dtype: torch.dtype) -> float:
-    """Numbers of a type that are smaller may be read as zero."""
-    return _UNREAD[dtype]
+    """Numbers of a type that are smaller may be read as zero (torch.set_flush_denormal, and some GPUs).
+
+    The switch belongs to each thread of a pool, so nobody can ask for it: it always counts. Conversions from float16
+    read every number.
+    """
+    return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype: torch.dtype) -> _Lengths:
@@ -68,8 +62,8 @@ def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype
 
 
 def safe(dtype: torch.dtype) -> float:
-    """The magnitude below which no intermediate of a type overflows."""
-    return _SAFE[dtype]
+    """The magnitude below which no intermediate of a type overflows, with room for sums of 2^20 terms."""
+    return 1e290 if dtype == torch.float64 else 1e30
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -22,6 +22,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from avow.numerics.masks import slices
+
 # Keys per block: within a block rows meet keys pair by pair, between blocks through sums.
 BLOCK = 64
 # Keys per tile: a tile shares one reference, and its features (all heads) stay in cache.
@@ -167,9 +169,7 @@ def tile_length(per_position: int) -> int:
 
 def tiles(length: int, per_position: int) -> Iterator[slice]:
     """A sequence cut into tiles."""
-    step = tile_length(per_position)
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
+    return slices(length, tile_length(per_position))
 
 
 def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, state: State | None = None) -> State:
@@ -236,11 +236,9 @@ def causal(
 
         _collect(late, heads, queries - s, last, normalise, collector)
     elif s > queries:
-
-        def unseen(span: slice) -> Keys:
-            return keys_of(slice(span.start + queries, span.stop + queries))
-
-        state = absorb(unseen, values[..., queries:, :], m, state)
+        state = absorb(
+            lambda span: keys_of(slice(span.start + queries, span.stop + queries)), values[..., queries:, :], m, state
+        )
     return collector.joined(), state
 
 

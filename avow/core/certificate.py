@@ -154,12 +154,11 @@ class Certificate:
         counted = [] if self.cost is None else dataclasses.astuple(self.cost)
         if not all(0 <= as_float(x) < math.inf for x in counted):
             return "its cost is not made of finite numbers"
-        # nan compares false with everything.
-        if not self.bound >= 0 or not bool(((self.rows >= 0) & (self.rows <= self.bound)).all()):
-            return "its bound is not a bound, or below that of a row"
-        limits = self.relative_rows
-        if not self.relative >= 0 or not bool(((limits >= 0) & (limits <= self.relative)).all()):
-            return "its relative bound is not a bound, or below that of a row"
+        bounds = ("bound", self.bound, self.rows), ("relative bound", self.relative, self.relative_rows)
+        for name, bound, rows in bounds:
+            # nan compares false with everything.
+            if not bound >= 0 or not bool(((rows >= 0) & (rows <= bound)).all()):
+                return f"its {name} is not a bound, or below that of a row"
         return ""
 
     def __str__(self) -> str:
@@ -199,32 +198,19 @@ class LazyCertificate(Certificate):
         certificate.__dict__.update(known, _later=later)
         return certificate
 
+    def __getattribute__(self, name: str) -> Any:
+        fields = object.__getattribute__(self, "__dict__")
+        # Two threads may look at once: then both complete it, to the same.
+        if name in Certificate.__dataclass_fields__ and name not in fields and (later := fields.get("_later")):
+            known = {field: value for field, value in fields.items() if field != "_later"}
+            fields.update(vars(Certificate(**(later() | known))))
+            fields.pop("_later", None)
+        return object.__getattribute__(self, name)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are complete certificates."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Certificate)}
         return object.__new__, (Certificate,), fields
-
-
-class _LateField:
-    """A field that is not computed yet; once it is, the certificate's own entry hides this one."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, certificate: Any, owner: type) -> Any:
-        if certificate is None:
-            return self
-        fields = certificate.__dict__
-        # Two threads may look at once: then both complete it, to the same.
-        if (later := fields.get("_later")) is not None:
-            known = {name: value for name, value in fields.items() if name != "_later"}
-            fields.update(vars(Certificate(**(later() | known))))
-            fields.pop("_later", None)
-        return fields[self._name]
-
-
-for _field in dataclasses.fields(Certificate):
-    setattr(LazyCertificate, _field.name, _LateField(_field.name))
 
 
 def check_limits(tol: object, rtol: object) -> None:

@@ -263,10 +263,7 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     if has_tangents(q, k, v, mask):
-        # No fused kernel has derivatives forward; what is left sums in an unknown order.
-        wider = mask if mask is None or mask.dtype == torch.bool else mask.double()
-        with sdpa_kernel(SDPBackend.MATH):
-            return call(q.double(), k.double(), v.double(), attn_mask=wider).to(q.dtype)
+        return _in_float64(q, k, v, mask, causal, scale)  # no fused kernel has derivatives forward
     if q.device.type == "cpu":
         return _on_cpu(q, k, v, mask, causal, scale)
     if not torch.compiler.is_compiling():
@@ -331,21 +328,27 @@ def _has_rows(x: Tensor, aligned: int = 1) -> bool:
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    kind, grouped, choice = q.dtype, q.shape[1] != k.shape[1], SDPBackend.FLASH_ATTENTION.value
+    grouped, choice = q.shape[1] != k.shape[1], SDPBackend.FLASH_ATTENTION.value
     if not torch.compiler.is_compiling():
         try:
             choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         except RuntimeError:  # no kernel at all is switched on for them
             choice = SDPBackend.ERROR.value
     if choice != SDPBackend.FLASH_ATTENTION.value:
-        # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
-        q, k, v = (x.double() for x in (q, k, v))
-        if mask is not None:  # which is added as it is
-            nothing = torch.zeros_like(mask, dtype=q.dtype)
-            mask = nothing.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.double()
-        plain = torch.ops.aten._scaled_dot_product_attention_math
-        return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
-    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(kind)
+        # The kernel does not take masks with gradients, and may be switched off.
+        return _in_float64(q, k, v, mask, causal, scale)
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(q.dtype)
+
+
+def _in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Attention without a fused kernel: what is left sums in an unknown order, so in float64."""
+    kind, grouped = q.dtype, q.shape[1] != k.shape[1]
+    q, k, v = (x.double() for x in (q, k, v))
+    if mask is not None:  # which is added as it is
+        nothing = torch.zeros_like(mask, dtype=q.dtype)
+        mask = nothing.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.double()
+    plain = torch.ops.aten._scaled_dot_product_attention_math
+    return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, S
 from avow.core.requirement import INDEPENDENT
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
-from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
+from avow.numerics import heads, kernel_rounding, rounding, scan
 from avow.numerics.features import FeatureLogs, Frame
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import masked, row_tiles, seen_by
@@ -248,10 +248,10 @@ class RandomFeatures(Method):
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        launches = 16 + scan_costs.count(z, m) * (30 if z.causal else 14)
-        flops = projections + scan_costs.flops(z, m, normalise=True, shared=True)
+        launches = 16 + scan.tile_count(z, m) * (30 if z.causal else 14)
+        flops = projections + scan.pass_flops(z, m, normalise=True, shared=True)
         work = (rows + keys) * (4 * m + 3 * z.dim + 3 * z.value_dim)
-        return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, z.dim), item / 4)
+        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, z.dim), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return softmax_average(problem)

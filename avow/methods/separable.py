@@ -22,7 +22,7 @@ from torch import Tensor
 
 from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
+from avow.numerics import heads, kernel_rounding, rounding, scan
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import masked, row_tiles
 from avow.parameters import between, param
@@ -164,9 +164,9 @@ class Separable(Method):
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         work = (rows + keys) * ((3 + z.causal) * m + 2 * z.value_dim)
-        launches = 8 + scan_costs.count(z, m) * (24 if z.causal else 10)
-        flops = scan_costs.flops(z, m, normalise=False) + (scan_costs.running_flops(z, m) if z.causal else 0)
-        return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, 0), item / 4)
+        launches = 8 + scan.tile_count(z, m) * (24 if z.causal else 10)
+        flops = scan.pass_flops(z, m, normalise=False) + (scan.running_flops(z, m) if z.causal else 0)
+        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self.checked(problem), torch.float64)

@@ -84,12 +84,9 @@ def balanced(mean_q: Tensor, spread_q: Tensor, mean_k: Tensor, spread_k: Tensor)
     return Frame(mean_q, mean_k, balance)
 
 
-def sample_step(length: int) -> int:
-    """Every which row of so many tells their moments well enough, since any frame is exact.
-
-    An odd step does not fall in with powers of two.
-    """
-    return length // 2048 | 1
+def sample_step(length: int, sample: int = 2048) -> int:
+    """The step that takes about `sample` of so many rows: an odd one, not in step with powers of two that data has."""
+    return length // sample | 1
 
 
 def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -99,7 +96,7 @@ def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor
         total = weight.sum(-2, keepdim=True).clamp(min=1)
         mean = (x * weight).sum(-2, keepdim=True) / total
         return mean, ((x - mean).square() * weight).sum(-2, keepdim=True) / total
-    some = x[..., :: sample_step(x.shape[-2]), :].to(dtype)
+    some = x[..., :: sample_step(x.shape[-2]), :].to(dtype)  # enough of them, since any frame is exact
     mean = some.mean(-2, keepdim=True)
     return mean, (some - mean).square().mean(-2, keepdim=True)
 

@@ -158,9 +158,8 @@ class Workload:
         return dataclasses.replace(self, q=q, k=k, v=v)
 
     def to(self, device: str) -> Workload:
-        positions = None if self.positions is None else self.positions.to(device)
-        moved = {name: getattr(self, name).to(device) for name in ("q", "k", "v")}
-        return dataclasses.replace(self, positions=positions, **moved)
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return dataclasses.replace(self, **moved)
 
 
 def workload(

@@ -77,7 +77,7 @@ def plan(
         return _plan_ranks(sizes, ranks, interconnect, *_machine(compute, memory, kept, device), png, as_json)
     of_machines = {"link": link, "compute": compute, "memory": memory, "latency": latency, "kept": kept}
     of_sizes = {"key-heads": key_heads, "batch": batch, "dtype": dtype, "png": png}
-    _refuse(of_machines | of_sizes, "needs --ranks", "add --ranks 8, or leave --{} out")
+    _refuse({**of_machines, **of_sizes}, "needs --ranks", "add --ranks 8, or leave --{} out")
     wanted = 2048 if length is None else length
     # One key more than queries where there are more: as many of them would grow with the keys.
     drawn = wanted if input else min(wanted, max(_DRAWN, (queries or 0) + 1))

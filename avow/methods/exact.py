@@ -96,7 +96,8 @@ class Exact(Method):
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
             return BoundEstimate(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
-        bound = (2 * math.tanh(delta / 2) + merging) * model.grown + model.rest + flushed
+        bound = (2 * math.tanh(delta / 2) + merging) * model.grown
+        bound += model.sums * (1 + model.final) + model.final * rounding.SAFETY + flushed
         return BoundEstimate(bound * rounding.SAFETY, "deterministic", True)
 
     def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
@@ -152,7 +153,7 @@ class Exact(Method):
         kind = self.arithmetic(p.q.dtype)
         wide = dtype_name(rounding.accumulator(kind))
         if p.q.device.type != "cpu":
-            tiles, right = f"tiles of 32 to {rounding.largest_tile(p.q.device.type)} keys", "64 ulp"
+            tiles, right = f"tiles of 32 to {rounding.LARGEST_TILE} keys", "64 ulp"
         else:
             tiles = "tiles of 512 keys" if self._many_at_once(p) else "any order"
             right = "2^-12" if kind in (torch.bfloat16, torch.float16) else "64 ulp"
@@ -214,10 +215,6 @@ class Model(NamedTuple):
     @property
     def grown(self) -> float:
         return (1 + self.final) * rounding.SAFETY
-
-    @property
-    def rest(self) -> float:
-        return self.sums * (1 + self.final) + self.final * rounding.SAFETY
 
 
 def _size(norms: Norms, dtype: torch.dtype) -> float:

@@ -208,17 +208,16 @@ class LowRank(Method):
 def _sampled(p: Problem, size: int) -> Problem:
     """Every so many rows and keys, unmasked, with their norms."""
     q, k, v = (x[..., :: sample_step(x.shape[-2], size), :] for x in (p.q, p.k, p.v))
-    norms = (x[..., :: sample_step(x.shape[-1], size)] for x in (p.norms.q, p.norms.k, p.norms.v))
+    norms = [x[..., :: sample_step(x.shape[-1], size)] for x in (p.norms.q, p.norms.k, p.norms.v)]
     sample = Problem(q, k, v, None, None, False, p.scale, p.default_scale, "dot", p.leading)
-    return sample.with_norms(Norms(*norms, p.norms.slack))
+    return sample.with_norms(Norms(norms[0], norms[1], norms[2], p.norms.slack))
 
 
 def _weighted(p: Problem) -> WeightedKeys:
     """The keys where landmarks are sought: in a frame of what rows may see, with what a mask adds to all rows alike."""
-    seen = heads.key_seen(p) if p.mask_kind == "keys" else None
-    visible_keys = None if seen is None else seen.transpose(-1, -2)
-    frame = centred_frame(heads.grouped(p.q, p.k.shape[1]), p.k, visible_keys, torch.float64)
-    return WeightedKeys.of(p, frame, seen, heads.key_log(p, torch.float64) if p.mask_kind != "full" else None)
+    alike = p.mask_kind != "full"
+    seen, added = (heads.key_seen(p), heads.key_log(p, torch.float64)) if alike else (None, None)
+    return WeightedKeys.of(p, centred_frame(p, torch.float64), seen, added)
 
 
 def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:

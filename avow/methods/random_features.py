@@ -40,19 +40,16 @@ _CALM = {torch.float32: 22.0, torch.float64: 150.0}
 
 
 class FeatureState(NamedTuple):
-    """What a pass hands to the next call: the draw, the frame, the sums over all keys so far and their unit."""
+    """What a pass hands to the next call: the draw, the frame, and the sums over all keys so far."""
 
     directions: Float[Tensor, "m d"]
     frame: Frame
     sums: scan.State
-    size: Float[Tensor, "b g 1 1"] | None
 
     def to(self, dtype: torch.dtype) -> FeatureState:
         """The same state in another type; the draw keeps its own."""
-        top, sums, total, steps = self.sums
-        kept = scan.State(top.to(dtype), sums.to(dtype), total.to(dtype), steps)
-        frame = Frame(*(x.to(dtype) for x in self.frame))
-        return FeatureState(self.directions, frame, kept, None if self.size is None else self.size.to(dtype))
+        sums: Any = (x.to(dtype) if isinstance(x, Tensor) else x for x in self.sums)
+        return FeatureState(self.directions, Frame(*(x.to(dtype) for x in self.frame)), scan.State(*sums))
 
 
 class Trace(NamedTuple):
@@ -126,7 +123,7 @@ class RandomFeatures(Method):
         values, size = heads.scaled_values(p, logs.wide)
         start = None
         if initial_state is not None:
-            start, values, size = scan.in_one_unit(initial_state.sums, initial_state.size, values, size)
+            start, values, size = scan.in_one_unit(initial_state.sums, values, size)
         calm = start is None or start.top.shape[-1] == 1
         longest = torch.linalg.vector_norm(logs.directions, dim=-1).amax()
         weights = _Weights(logs, heads.key_log(p, logs.wide), heads.key_seen(p), calm, longest)
@@ -138,7 +135,7 @@ class RandomFeatures(Method):
             state = scan.absorb(weights.of_keys, values, m, start)
             whole = scan.settle(state)
             sums = scan.collect(lambda rows: weights.of_rows(rows, whole.top), h, queries, whole, normalise=True)
-        return heads.rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state, size)
+        return heads.rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state._replace(size=size))
 
     def _by_kernels(
         self, p: Problem, directions: Tensor, frame: Frame, initial_state: FeatureState | None
@@ -152,7 +149,7 @@ class RandomFeatures(Method):
         means = kernels.feature_means(p, directions, frame, start, lengths)
         if means is None:
             return None
-        state = FeatureState(directions, frame, means.state, None)
+        state = FeatureState(directions, frame, means.state)
         carried, steps = initial_state is not None, means.state.steps
         radii = lengths.queries, lengths.keys
         return Computed(means.out, Trace(directions, frame, *radii, state, steps, carried, means.rounding))
@@ -164,7 +161,7 @@ class RandomFeatures(Method):
         directions = self.draw(problem.q.shape[-1], None, problem.q.device) if sample is None else sample
         wide = rounding.accumulator(problem.q.dtype)
         empty = scan.nothing(problem.v.to(wide), self.features, 1)
-        return FeatureState(directions, feature_maps.frame_of(problem, wide), empty, None)
+        return FeatureState(directions, feature_maps.frame_of(problem, wide), empty)
 
     def read_on(self, problem: Problem, state: FeatureState) -> tuple[Tensor, FeatureState | None]:
         computed = self.compute(problem, initial_state=state)
@@ -312,7 +309,7 @@ def _kernels(p: Problem, frame: Frame, state: FeatureState | None) -> Any:
     """Kernels where they are worth asking, which is found out without a wait for the device; None elsewhere."""
     from avow.kernels.availability import linear_kernels
 
-    suits = p.causal and frame.key_shift.dtype == torch.float32 and (state is None or state.size is None)
+    suits = p.causal and frame.key_shift.dtype == torch.float32 and (state is None or state.sums.size is None)
     return linear_kernels(p.q.device) if suits else None
 
 

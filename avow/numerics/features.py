@@ -10,12 +10,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Norms, Problem
 from avow.numerics import rounding
-from avow.numerics.heads import grouped, per_query_head
+from avow.numerics.heads import grouped, key_seen, per_query_head
 from avow.numerics.scan import tiles
 
 
@@ -58,23 +58,16 @@ def plain_frame(k: Float[Tensor, "b g s d"], dtype: torch.dtype) -> Frame:
     return Frame(zero, zero, zero + 1)
 
 
-def centred_frame(
-    q: Float[Tensor, "b g r n d"],
-    k: Float[Tensor, "b g s d"],
-    seen: Bool[Tensor, "#b #g 1 s"] | None,
-    dtype: torch.dtype,
-) -> Frame:
-    """Means of the queries and of the visible keys, and the diagonal that makes their spreads alike."""
-    b, spread_q = _moments(q.flatten(2, 3), None, dtype)
-    c, spread_k = _moments(k, None if seen is None else seen.transpose(-1, -2), dtype)
-    return balanced(b, spread_q, c, spread_k)
+def centred_frame(p: Problem, dtype: torch.dtype) -> Frame:
+    """Means of the queries and of the keys that all rows see, and the diagonal that makes their spreads alike."""
+    seen = key_seen(p) if p.mask_kind == "keys" else None
+    queries = grouped(p.q, p.k.shape[1]).flatten(2, 3)
+    return balanced(*_moments(queries, None, dtype), *_moments(p.k, seen, dtype))
 
 
 def frame_of(p: Problem, dtype: torch.dtype) -> Frame:
     """The frame for a problem: centred on what all rows see, plain for causal ones."""
-    if p.causal:
-        return plain_frame(p.k, dtype)
-    return centred_frame(grouped(p.q, p.k.shape[1]), p.k, p.allowed if p.mask_kind == "keys" else None, dtype)
+    return plain_frame(p.k, dtype) if p.causal else centred_frame(p, dtype)
 
 
 def balanced(mean_q: Tensor, spread_q: Tensor, mean_k: Tensor, spread_k: Tensor) -> Frame:

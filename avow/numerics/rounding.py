@@ -25,6 +25,9 @@ TF32 = 2.0**-10
 # Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
 NEGLIGIBLE_NATS = 100.0
 
+# The most keys a GPU's fused attention kernel sums before it rescales: up to 176 were seen, 256 leaves room.
+LARGEST_TILE = 256
+
 # exp by vectorised polynomials (20 ulp in PyTorch's fused CPU attention) or by the GPU's exp2 unit.
 EXP_ULPS = 64
 
@@ -136,14 +139,6 @@ def _narrows_on_cpu(word: str, onednn: bool) -> bool:
     return any(bool((mean - (1 + 2.0**-12) ** 2).abs().amax() > 2.0**-20) for mean in means)
 
 
-def largest_tile(device: str) -> int:
-    """The most keys a fused attention kernel sums before it rescales: 512 in PyTorch's CPU kernel.
-
-    Kernels on GPUs take up to 176; 256 leaves room.
-    """
-    return 512 if device == "cpu" else 256
-
-
 def tiled_depths(n: int, dtype: torch.dtype, device: str, many: bool) -> tuple[float, float]:
     """The most roundings any one term goes through in the sums of an average over n keys: weighted values, weights.
 
@@ -153,7 +148,7 @@ def tiled_depths(n: int, dtype: torch.dtype, device: str, many: bool) -> tuple[f
     rows are not enough, nothing is assumed of the order.
     """
     if device != "cpu":
-        depth = min(n, largest_tile(device) + n / 16) + 8
+        depth = min(n, LARGEST_TILE + n / 16) + 8
         return depth, depth
     if dtype == torch.float64 or not many:
         return n + 8.0, n + 8.0

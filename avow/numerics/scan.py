@@ -49,17 +49,20 @@ class Keys(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that is remembered of the keys so far, in O(m·e), and how many tiles were added up to it."""
+    """All that is remembered of the keys so far, in O(m·e), how many tiles were added up to it, and the power of two
+    that values were divided by, if any.
+    """
 
     top: Float[Tensor, "b g 1 #m"]
     sums: Float[Tensor, "b g m e"]
     total: Float[Tensor, "b g m 1"]
     steps: int = 0
+    size: Float[Tensor, "b g 1 1"] | None = None
 
     def seen_from(self, reference: Tensor) -> State:
         """The same state relative to a higher reference."""
         shrink = torch.exp(self.top - reference).transpose(-1, -2)
-        return State(reference, self.sums * shrink, self.total * shrink, self.steps)
+        return self._replace(top=reference, sums=self.sums * shrink, total=self.total * shrink)
 
 
 class Sums(NamedTuple):
@@ -142,13 +145,13 @@ def nothing(values: Float[Tensor, "b g s e"], features: int, logs: int) -> State
 
 
 def in_one_unit(
-    state: State, before: Tensor | None, values: Float[Tensor, "b g s e"], now: Tensor | None
+    state: State, values: Float[Tensor, "b g s e"], size: Tensor | None
 ) -> tuple[State, Tensor, Tensor | None]:
     """Sums divided by one power of two and new values divided by another, both divided by the larger, and that."""
-    if before is None and now is None:
+    if state.size is None and size is None:
         return state, values, None
     one = torch.ones_like(values[..., :1, :1])
-    before, now = (one if x is None else x for x in (before, now))
+    before, now = (one if x is None else x for x in (state.size, size))
     # Sums of nothing have no unit: one would swallow values near underflow.
     read = (state.total > 0).any(-2, keepdim=True)
     larger = torch.where(read, torch.maximum(before, now), now)

@@ -147,10 +147,7 @@ class Workload:
         return dataclasses.replace(self, q=self.q[..., places, :], positions=positions)
 
     def head(self, number: int) -> Workload:
-        """One query head and the keys it sees, counted over the batch and modulo their number.
-
-        Tensors are copies, so that keeping one head does not keep all in memory.
-        """
+        """One query head and the keys it sees, counted over the batch; copies, that do not keep all heads in memory."""
         batch, heads = self.q.shape[:2]
         b, h = number // heads % batch, number % heads
         group = h // (heads // self.k.shape[1])

@@ -95,10 +95,7 @@ def audit_rows(
 
 
 def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
-    """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error.
-
-    They are relative to the longest value, relative to the true answer, and absolute.
-    """
+    """The errors of some rows of one head, in the units of `Audit`: distance to float64's answer plus its own error."""
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
     given = widened(out[b, h, index])
     if p.empty:  # The target is zero if there is nothing to attend to.

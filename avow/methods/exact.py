@@ -218,10 +218,7 @@ class Model(NamedTuple):
 
 
 def _size(norms: Norms, dtype: torch.dtype) -> float:
-    """The power of two that values are divided by before they are summed: one, unless all are near underflow.
-
-    It is a number that the type has, and so has its reciprocal.
-    """
+    """The power of two that values are divided by: one, unless all are near underflow. The type has its reciprocal."""
     longest, least = norms.most[2], -1000 if dtype == torch.float64 else -100
     return 2.0 ** max(least, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
 
@@ -315,10 +312,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 
 
 def _has_rows(x: Tensor, aligned: int = 1) -> bool:
-    """Whether the last two axes are a matrix as libraries take them: rows that follow one another.
-
-    And whether every row begins at a multiple of so many bytes.
-    """
+    """Whether rows follow one another, as libraries take matrices, and begin at multiples of so many bytes."""
     rows = x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
     places = (x.storage_offset(), *x.stride()[:-1]) if aligned > 1 else ()
     return rows and all(place * x.element_size() % aligned == 0 for place in places)

@@ -102,10 +102,7 @@ def framed_queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) ->
 
 
 def framed_keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys in the frame, their lengths, and the log each brings with it.
-
-    That is −‖k‖²/2, and b·(k−c) for the shift of the queries.
-    """
+    """Keys in the frame, their lengths, and the log each brings: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
     away = p.k[..., span, :].to(dtype) - frame.key_shift
     keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
     log = away @ (frame.query_shift * p.scale).transpose(-1, -2)

@@ -45,10 +45,7 @@ def nothing(keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"], la
 def horizons(
     log: Float[Tensor, "b g t l m"], k: Float[Tensor, "b g t l d"], v: Float[Tensor, "b g t l e"], past: Past
 ) -> tuple[Past, Past, Int[Tensor, "b g m"]]:
-    """What latents hold before each of some segments, and after them all; and how often their references rose.
-
-    `log` is overwritten.
-    """
+    """What latents hold before each of some segments, and after all; how often references rose. Overwrites `log`."""
     tops = log.detach().amax(-2).cummax(2).values
     after = torch.maximum(tops, past.reference.unsqueeze(2))  # (b, g, t, m)
     before = torch.cat([past.reference.unsqueeze(2), after[:, :, :-1]], 2)

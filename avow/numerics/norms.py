@@ -79,10 +79,7 @@ def norm_floor(norms: Tensor, slack: float, dim: int) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """The same numbers in float64: every one of them, also where subnormal numbers are read as zero.
-
-    Numbers of float64 itself are returned as they are.
-    """
+    """The same numbers in float64, also where subnormal ones are read as zero; those of float64 itself as they are."""
     if x.dtype in (torch.float64, torch.float16) or torch.compiler.is_compiling():
         return x.double()
     bits = x.view(torch.int32) if x.dtype == torch.float32 else x.view(torch.int16).to(torch.int32) << 16

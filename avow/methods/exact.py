@@ -232,7 +232,10 @@ def _shares(p: Problem, out: Tensor) -> Tensor:
     norms, masked = p.norms, p.allowed is not None and p.allowed.shape[-2] > 1
     least = norms.least_value * (1 - norms.slack)
     # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
-    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else heads.longest_value_below(p)
+    if masked and least > 1e-10:
+        longest = torch.full_like(norms.q, least)
+    else:
+        longest = norm_floor(heads.longest_seen(p, norms.v), norms.slack, p.v.shape[-1])
     lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
     lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)

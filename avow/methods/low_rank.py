@@ -79,7 +79,8 @@ class LowRank(Method):
         values, size = heads.scaled_values(p, torch.float64)
         sums, unit, steps = self._summed(p, features, values)
         assert sums.normaliser is not None
-        out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
+        longest = heads.grouped(heads.longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
+        out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, longest), size))
         normaliser, unit_log = (
             heads.ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit)
         )
@@ -218,11 +219,6 @@ def _weighted(p: Problem) -> WeightedKeys:
     alike = p.mask_kind != "full"
     seen, added = (heads.key_seen(p), heads.key_log(p, torch.float64)) if alike else (None, None)
     return WeightedKeys.of(p, centred_frame(p, torch.float64), seen, added)
-
-
-def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
-    """The length of the longest value that each row sees."""
-    return heads.grouped(heads.longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
 
 
 def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:

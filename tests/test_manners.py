@@ -38,6 +38,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("--loud", "option=--loud is not known to avow; see avow --help"),
         ("compare --lenght 5", "option=--lenght is not known to avow compare; did you mean --length?"),
         ("compare --length", "option=--length must have a value; see avow"),
+        ("plan --causal=yes", "option=--causal takes no value; see avow"),
         ("compare --length many", "length='many' must be a whole number; see avow compare --help"),
         ("plan --tol tight", "tol='tight' must be a number; see avow plan --help"),
         ("compare this", "arguments=this are not accepted by avow compare; see avow compare --help"),

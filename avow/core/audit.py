@@ -131,9 +131,6 @@ def reference_error(p: Problem) -> Float[Tensor, "b h n"]:
     key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
     reach = abs(p.scale) * norms.q * key + rounding.misread_logits(norms.q, key, p.scale, d, torch.float64) / u
     bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
-    logit = (
-        rounding.gamma(d + 8, u) * reach
-        + 4 * u * (reach + bias)
-        + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
-    )
+    product = rounding.gamma(d + 8, u)
+    logit = product * reach + 4 * u * (reach + bias) + 0.5 * product * abs(p.scale) * key**2
     return rounding.softmax_l1_bound(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)

@@ -55,7 +55,6 @@ class Promise:
     kind: Kind
     rows: Float[Tensor, "b h n"]
     confidence: float = 1.0
-    coverage: float = 1.0
     assumptions: tuple[str, ...] = ()
     reason: str = ""
 

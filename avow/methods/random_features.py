@@ -111,10 +111,8 @@ class RandomFeatures(Method):
         else:
             out, state = self._scanned(p, logs, initial_state)
             steps = state.sums.steps
-        lengths = logs.query_radius, logs.key_radius
-        return Computed(
-            heads.cast_output(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None)
-        )
+        lengths, carried = (logs.query_radius, logs.key_radius), initial_state is not None
+        return Computed(heads.cast_output(p, out), Trace(directions, frame, *lengths, state, steps, carried))
 
     def _scanned(
         self, p: Problem, logs: FeatureLogs, initial_state: FeatureState | None

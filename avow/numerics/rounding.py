@@ -101,15 +101,12 @@ def products(dtype: torch.dtype, device: str) -> Products:
     """How matrix products round for inputs of a type, the user's precision switches obeyed.
 
     On a GPU, tensor cores may truncate where IEEE rounds, which doubles the unit, and float32 attention may run as
-    three TF32 passes, which stay within eight units. Whether a CPU honours narrower products is
-    tested once on it.
+    three TF32 passes, which stay within eight units. Whether a CPU honours narrower products is tested once on it.
     """
-    u = unit(accumulator(dtype))
-    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(_float32_products(device), 0.0)
+    u, word = unit(accumulator(dtype)), _float32_products(device)
+    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(word, 0.0) if dtype == torch.float32 else 0.0
     asked = entry > 0 and device == "cpu" and not torch.compiler.is_compiling()
-    if dtype != torch.float32 or (
-        asked and not _narrows_on_cpu(_float32_products(device), torch.backends.mkldnn.enabled)
-    ):
+    if asked and not _narrows_on_cpu(word, torch.backends.mkldnn.enabled):
         entry = 0.0
     grain = 1 if device == "cpu" or dtype == torch.float64 else 8 if dtype == torch.float32 else 2
     return Products(entry, grain * u)

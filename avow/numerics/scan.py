@@ -340,9 +340,8 @@ def _blocks(
     near.unflatten(3, (r, size)).tril_()
 
     def in_rows(out: Tensor) -> Tensor:
-        return (
-            out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)[..., :length, :]
-        )
+        by_head = out.reshape(b, g, blocks, r, size, -1).transpose(2, 3)
+        return by_head.reshape(b, g, r, blocks * size, -1)[..., :length, :]
 
     numerator = in_rows((near @ w).add_(y @ _earlier(own.sums, before.sums)))
     normaliser = None

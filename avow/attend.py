@@ -317,8 +317,8 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.is_exact)
     aim = None if requirement.rtol is None else _error_budget(problem, requirement)
-    screened = planner.screened(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
-    return Plan(tuple(planner.ranked(screened)), requirement.tol, known.source, exact, requirement.rtol, aim)
+    ranked = planner.screened(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
+    return Plan(tuple(ranked), requirement.tol, known.source, exact, requirement.rtol, aim)
 
 
 def _error_budget(problem: Problem, requirement: Requirement, attended: Attended | None = None) -> float | None:

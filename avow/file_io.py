@@ -95,10 +95,7 @@ def _read(source: Path | bytes) -> Contents:
 
 
 def check_header(path: Path, option: str, remedy: str) -> None:
-    """Raise where another library could not read the header of a safetensors or GGUF file at a small cost.
-
-    What the header says is left to that library, which may know more types.
-    """
+    """Raise where reading a safetensors or GGUF header costs too much; what it says is left to other libraries."""
     with _explained(path, option, remedy), path.open("rb") as file:
         _check_gguf(file) if path.suffix == ".gguf" else _check_safetensors(file, HEADER_BYTES)
 

@@ -89,10 +89,7 @@ class Parameter:
     help: str
 
     def check(self, owner: str, value: Any) -> None:
-        """Raise unless `value` has the declared type itself, so that JSON can hold it, and keeps the rule.
-
-        None is allowed if it is the default.
-        """
+        """Raise unless `value` keeps the rule and has the declared type itself, for JSON; a default None may stay."""
         if value is None and self.default is None:
             return
         numeric = self.type is float and isinstance(value, int)

@@ -103,7 +103,7 @@ def screened(
     thrifty: bool,
     aim: float | None = None,
 ) -> list[Candidate]:
-    """The same candidates, each with its estimate and, if it cannot win, the reason.
+    """The same candidates, winners first and each by price, with their estimates and the reasons of the losers.
 
     If `thrifty`, no candidate is asked whose asking and running might cost more than `WASTE` of exact attention. An
     `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.
@@ -130,7 +130,7 @@ def screened(
             lost = _shortfall(estimate, limit, accept)
             purse -= 0.0 if lost or not thrifty else offer.seconds
         candidates.append(replace(offer, estimate=estimate, lost=lost))
-    return candidates
+    return sorted(candidates, key=lambda candidate: (bool(candidate.lost), candidate.seconds))
 
 
 def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> str:
@@ -141,8 +141,3 @@ def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kin
         return f"its promise is {estimate.kind}; pass confidence= or coverage= to accept it"
     limit = math.inf if tol is None else tol if estimate.certain else tol * _MARGIN
     return (estimate.reason or f"cannot prove {tol:.3g}") if estimate.bound > limit else ""
-
-
-def ranked(offers: list[Candidate]) -> list[Candidate]:
-    """Winners by price, then losers by price."""
-    return sorted(offers, key=lambda candidate: (bool(candidate.lost), candidate.seconds))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import avow
 from avow.bench import linear, linear_checks
 from avow.bench.clock import Clock
-from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, relative_error
+from avow.bench.linear_checks import FEATURES, relative_error, token_steps, variants
 from avow.bench.results import Row
 from avow.cli import app
 from avow.kernels.interpreted import interpret
@@ -78,12 +78,12 @@ def test_nonsense_is_named(arguments: list[str], told: str) -> None:
 
 
 def test_steps_that_pass_are_timed_and_steps_that_do_not_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = STEPS["separable"]
+    honest = token_steps()["separable"]
 
     def careless(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
         return honest.call(q, k, v, state) * 1.1
 
-    monkeypatch.setitem(STEPS, "separable", honest._replace(call=careless))
+    monkeypatch.setitem(token_steps(), "separable", honest._replace(call=careless))
     monkeypatch.setattr(linear, "HEADS", 1)
     monkeypatch.setattr(linear_checks, "_TOKENS", 3)
     (result,) = linear.run("cpu", TINY, "step", lambda told: None, rehearsed=True)
@@ -102,10 +102,10 @@ def test_kernels_that_fail_their_check_are_not_timed(monkeypatch: pytest.MonkeyP
 def test_a_kernel_is_judged_by_float64_and_by_its_own_formula() -> None:
     case = torch.float32, (1, 1, 1, 20, 16, 16)
     assert linear_checks.check("cpu", "separable", case) == []
-    variant = VARIANTS["separable"]
+    variant = variants()["separable"]
     with pytest.MonkeyPatch.context() as patch:
         wrong = variant._replace(call=lambda q, k, v: variant.call(q, k, v) + 1e-3 * v)
-        patch.setitem(VARIANTS, "separable", wrong)
+        patch.setitem(variants(), "separable", wrong)
         faults = linear_checks.check("cpu", "separable", case)
     assert len(faults) == 2 and "separable, float32, 1x1/1x20, d = 16, e = 16: out is 0.0" in faults[0]
     assert relative_error(torch.full((3,), math.nan), torch.ones(3)) == math.inf
@@ -131,7 +131,7 @@ def test_random_shapes_and_tables_come_out_at_tiny_sizes() -> None:
 
 def test_peers_are_optional(capsys: pytest.CaptureFixture[str]) -> None:
     assert linear.peer("flash-linear-attention", "fla.ops.linear_attn", "chunk_linear_attn") is None
-    assert "flash-linear-attention is not here (ModuleNotFoundError" in capsys.readouterr().err
+    assert "flash-linear-attention does not run here (ModuleNotFoundError" in capsys.readouterr().err
     assert linear.fla_call("linear", None) is None and linear.fla_call("separable", object()) is None
 
     def rival(q: Tensor, k: Tensor, v: Tensor, scale: float, normalize: bool) -> tuple[Tensor, bool]:

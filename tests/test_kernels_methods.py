@@ -27,7 +27,7 @@ from triton.runtime import interpreter
 from avow.kernels import chunking, feature_attention, problems
 from avow.methods import random_features
 from avow.methods.random_features import RandomFeatures
-from avow.methods.separable import ColumnState, Separable
+from avow.methods.separable import Separable
 from avow.nn.memory import RandomDraw, memory_of
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, scan
@@ -338,18 +338,18 @@ def test_a_decoder_takes_single_tokens_in_by_kernels(attention: str, monkeypatch
 def test_steps_change_the_state_in_place_and_answer_as_the_plain_path_does() -> None:
     q, k, v = drawn(torch.float32, 2, 1, 6, 16, 20, 0.5)
     whole = Separable(0.5).compute(Problem.of(q, k, v, causal=True, enable_gqa=True)).out
-    state = ColumnState(scan.nothing(v, 16, 16))
+    state = scan.nothing(v, 16, 16)
     for i in range(6):
         one = slice(i, i + 1)
         p = Problem.of(q[:, :, one], k[:, :, one], v[:, :, one], causal=True, enable_gqa=True)
         out = Separable(0.5).step(p, state)
         assert out is not None
         torch.testing.assert_close(out, whole[:, :, one], rtol=1e-4, atol=1e-5)
-    assert float(state.sums.total.min()) >= 1
+    assert float(state.total.min()) >= 1
     method = RandomFeatures(40)
     read = method.compute(Problem.of(q, k, v, causal=True, enable_gqa=True), torch.Generator().manual_seed(3))
     begin = scan.nothing(v, 40, 1)
-    memory = random_features.FeatureState(read.trace.directions, read.trace.frame, begin, None)
+    memory = random_features.FeatureState(read.trace.directions, read.trace.frame, begin)
     for i in range(6):
         one = slice(i, i + 1)
         p = Problem.of(q[:, :, one], k[:, :, one], v[:, :, one], causal=True, enable_gqa=True)

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from avow.cli import app, error_formatting, output
+from avow.cli import app, error_formatting, options
 from avow.errors import ParameterError
 from tests.test_cli import at_home as at_home
 from tests.test_cli import refused, run
@@ -38,6 +38,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("--loud", "option=--loud is not known to avow; see avow --help"),
         ("compare --lenght 5", "option=--lenght is not known to avow compare; did you mean --length?"),
         ("compare --length", "option=--length must have a value; see avow"),
+        ("plan --causal=yes", "option=--causal takes no value; see avow"),
         ("compare --length many", "length='many' must be a whole number; see avow compare --help"),
         ("plan --tol tight", "tol='tight' must be a number; see avow plan --help"),
         ("compare this", "arguments=this are not accepted by avow compare; see avow compare --help"),
@@ -104,11 +105,11 @@ def test_every_command_speaks_json_and_every_help_is_a_sentence() -> None:
 
 
 def test_a_document_is_ascii_whatever_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    output.document({"name": "Ångström ⁇"})
+    options.document({"name": "Ångström ⁇"})
     shown = capsys.readouterr().out
     assert shown.isascii() and json.loads(shown) == {"name": "Ångström ⁇"}
     with pytest.raises(ValueError, match="JSON"):
-        output.document({"bound": float("nan")})
+        options.document({"bound": float("nan")})
 
 
 def test_a_terminal_without_the_character_gets_a_question_mark() -> None:

@@ -76,7 +76,7 @@ def blocks() -> Tensor:
 def frames(p: Problem) -> list[Frame]:
     return [
         feature_maps.plain_frame(p.k, torch.float64),
-        feature_maps.centred_frame(p.q.unsqueeze(2), p.k, None, torch.float64),
+        feature_maps.centred_frame(p, torch.float64),
     ]
 
 

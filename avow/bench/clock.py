@@ -75,10 +75,7 @@ class Clock(NamedTuple):
         return self.in_turns(call, graph=graph)[0]
 
     def in_turns(self, *calls: Call, graph: bool = True) -> list[float]:
-        """What each call takes: on a GPU by events, replayed from a CUDA graph unless `graph` is false.
-
-        On a CPU they take turns, so that a busy machine slows them all.
-        """
+        """What each call takes: on a GPU in a CUDA graph, if `graph`; on a CPU in turns, slowed alike if it is busy."""
         if self.device == "cuda":
             return [self._by_events(_replay(call) if graph else call) for call in calls]
         device = torch.device(self.device)

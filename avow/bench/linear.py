@@ -8,7 +8,6 @@ every line runs on a CPU at tiny sizes.
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,8 +23,8 @@ from avow.attend import audit
 from avow.bench import linear_checks
 from avow.bench.cases import sdpa
 from avow.bench.clock import Clock, peak_bytes
-from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, Call, Inputs, drawn
-from avow.bench.results import Goal, Result, Row, rate_row, tell_row
+from avow.bench.linear_checks import FEATURES, Call, Inputs, drawn, token_steps, variants
+from avow.bench.results import Goal, Result, Row, attempted, rate_row, tell_row
 from avow.core import Method, Problem
 from avow.methods import method_named
 
@@ -72,8 +71,8 @@ def run(
     """The tables: whole attention against its peers, its kernels one by one, exact attention, single steps."""
     clock = Clock(device, sizes.rounds, sizes.calls)
     limit = clock.bandwidth()
-    names = [name for name in VARIANTS if only is None or name.startswith(only)]
-    step_names = list(STEPS) if only in (None, "step") else []
+    names = [name for name in variants() if only is None or name.startswith(only)]
+    step_names = list(token_steps()) if only in (None, "step") else []
     batches = (2,) if rehearsed else (1, 64)
     tell("checks")
     faults = linear_checks.checked(device, names, rehearsed) if names else {}
@@ -133,12 +132,8 @@ def step_goals(rows: list[Row]) -> Iterator[Goal]:
 
 def peer(name: str, module: str, attribute: str) -> Any:
     """A peer's function or class, or None if it cannot be imported."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever stopped it
-        print(f"  {name} is not here ({type(error).__name__}: {str(error)[:80]})", file=sys.stderr)
-        return None
+    with warnings.catch_warnings(action="ignore"):
+        return attempted(name, lambda: getattr(importlib.import_module(module), attribute))
 
 
 def fla_call(name: str, fla: Any) -> Call | None:
@@ -179,7 +174,7 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Clock, limit: floa
     use_performer = on_gpu and "random features" in sound
     performer = peer("performer-pytorch", "performer_pytorch", "FastAttention") if use_performer else None
     for name in sound:
-        variant, other = VARIANTS[name], fla_call(name, fla)
+        variant, other = variants()[name], fla_call(name, fla)
         for d in sizes.widths if name.startswith("linear") else sizes.widths[:1]:
             shape = (1, sizes.heads, sizes.heads, sizes.length, d, d)
             q, k, v = variant.prepare(*drawn(device, shape, torch.bfloat16))
@@ -192,9 +187,11 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Clock, limit: floa
             row |= dict.fromkeys(("performer ms", "faster than it"))
             if other is not None:
                 turned = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
-                row |= _peer_row(f"fla, {name}, d = {d}", partial(_beside_fla, clock, other, turned, own))
+                beside = attempted(f"fla, {name}, d = {d},", partial(_beside_fla, clock, other, turned, own))
+                row |= beside or {}
             if performer is not None and name == "random features":
-                row |= _peer_row("performer-pytorch", partial(_beside_performer, clock, performer, (q, k, v), own))
+                measure = partial(_beside_performer, clock, performer, (q, k, v), own)
+                row |= attempted("performer-pytorch", measure) or {}
             tell_row(row)
             yield row
             if on_gpu:
@@ -207,14 +204,6 @@ def _megabytes(device: str, call: Call, inputs: Inputs) -> float:
         return 0.0
     with torch.no_grad():
         return peak_bytes(partial(call, *inputs), torch.device(device)) / 1e6
-
-
-def _peer_row(name: str, measure: Callable[[], Row]) -> Row:
-    try:
-        return measure()
-    except Exception as error:  # a peer may fail at what we ask of it
-        print(f"  {name}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
-        return {}
 
 
 def _beside_fla(clock: Clock, call: Call, inputs: Inputs, own: Times) -> Row:
@@ -241,19 +230,16 @@ def _beside_exact(own: Times, exact: Times, heading: str) -> Row:
 
 def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
     """One variant beside exact attention by the best backend, from short sequences to long ones."""
-    variant = VARIANTS[name]
+    variant = variants()[name]
     for n in sizes.crossover:
         clock = Clock(device, 3, 1 if n > 20000 else 5)
         shape = 1, sizes.heads, sizes.heads, n, sizes.widths[0], sizes.widths[0]
         inputs = variant.prepare(*drawn(device, shape, torch.bfloat16))
         own = times(clock, variant.call, inputs)
-        exact: list[Times] = []
-        for backend in ("cuDNN", "flash") if device == "cuda" else ("math",):
-            try:
-                exact.append(times(clock, partial(sdpa, backend, is_causal=True), inputs))
-            except RuntimeError as error:
-                print(f"  {backend}: does not run here ({str(error).splitlines()[0][:80]})", file=sys.stderr)
-        best = Times(min(x.forward for x in exact), min(x.training for x in exact))
+        backends = ("cuDNN", "flash") if device == "cuda" else ("math",)
+        calls = {backend: partial(sdpa, backend, is_causal=True) for backend in backends}
+        exact = [attempted(backend, partial(times, clock, call, inputs)) for backend, call in calls.items()]
+        best = Times(*map(min, zip(*filter(None, exact), strict=True)))
         row: Row = {"kernel": name, "n": n, **_beside_exact(own, best, "forward ms")}
         tell_row(row)
         yield row
@@ -310,8 +296,8 @@ def steps(device: str, clock: Clock, limit: float, names: list[str], batches: tu
     """Single tokens: the time of a step, and that time over what moving its state takes."""
     for b, name in product(batches, names):
         q, k, v = (torch.randn(b, HEADS, WIDTH, device=device).bfloat16() for _ in range(3))
-        state = linear_checks.empty_state(STEPS[name], device, b, HEADS, WIDTH, WIDTH)
-        seconds = clock.seconds(partial(STEPS[name].call, q, k, v, state))
+        state = linear_checks.empty_state(token_steps()[name], device, b, HEADS, WIDTH, WIDTH)
+        seconds = clock.seconds(partial(token_steps()[name].call, q, k, v, state))
         moved = 2 * state.sums.numel() * 4
         row: Row = {"step": name, "batch": b, "us": 1e6 * seconds, "MB": moved / 1e6}
         yield row | {"over the state's way": seconds / (moved / limit)}

@@ -59,12 +59,6 @@ def repeat_heads(q: Tensor, *others: Tensor) -> list[Tensor]:
     return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
 
 
-def _linear(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> Tensor:
-    from avow.kernels.linear_attention import linear_attention
-
-    return linear_attention(q, k, v, normalise)
-
-
 def _linear_formula(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> Tensor:
     """Causal linear attention by its definition, all pairs written out."""
     k, v = repeat_heads(q, k, v)
@@ -73,9 +67,9 @@ def _linear_formula(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> Tensor:
 
 
 @functools.cache
-def directions(d: int, device: torch.device, features: int = FEATURES) -> Tensor:
+def directions(d: int, device: torch.device) -> Tensor:
     """The same directions for the same width in every call."""
-    return torch.randn(features, d, generator=torch.Generator().manual_seed(d)).to(device)
+    return torch.randn(FEATURES, d, generator=torch.Generator().manual_seed(d)).to(device)
 
 
 def random_features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,18 +81,6 @@ def random_features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return rows, torch.exp(keys - keys.detach().amax())
 
 
-def _features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from avow.kernels.feature_attention import feature_attention
-
-    return feature_attention(q, k, v, directions(q.shape[-1], q.device)).out
-
-
-def _separable(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    from avow.kernels.separable_attention import separable_attention
-
-    return separable_attention(q, k, v, causal).out
-
-
 def _separable_formula(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     k, v = repeat_heads(q, k, v)
     rows, columns = torch.softmax(q, -1), torch.exp(k - k.detach().amax(-2, keepdim=True))
@@ -107,48 +89,55 @@ def _separable_formula(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return ((rows / columns.cumsum(-2)) @ columns.mT).tril() @ v
 
 
-VARIANTS = {
-    "linear": Variant(
-        partial(_linear, normalise=False),
-        partial(_linear_formula, normalise=False),
-        # Sums over thousands of keys stay within float16.
-        lambda q, k, v: (q * q.shape[-1] ** -0.5, k, v),
-        _CASES,
-    ),
-    "linear, normalised": Variant(
-        partial(_linear, normalise=True),
-        partial(_linear_formula, normalise=True),
-        # Normalisers are away from zero if queries and keys are positive.
-        lambda q, k, v: (q.abs() * q.shape[-1] ** -0.5 + 0.01, k.abs() * 0.1 + 0.01, v),
-        _CASES,
-    ),
-    "random features": Variant(
-        _features,
-        lambda q, k, v: _linear_formula(*random_features(q, k), v, normalise=True),
-        # As short as random features need queries and keys.
-        lambda q, k, v: (0.7 * q, 0.7 * k, v),
-    ),
-    "separable": Variant(partial(_separable, causal=False), partial(_separable_formula, causal=False)),
-    "separable, causal": Variant(partial(_separable, causal=True), partial(_separable_formula, causal=True)),
-}
+@functools.cache
+def variants() -> dict[str, Variant]:
+    """The attentions of whole sequences; kernels are loaded here, and need Triton."""
+    from avow.kernels.feature_attention import feature_attention
+    from avow.kernels.linear_attention import linear_attention
+    from avow.kernels.separable_attention import separable_attention
+
+    return {
+        "linear": Variant(
+            linear_attention,
+            partial(_linear_formula, normalise=False),
+            # Sums over thousands of keys stay within float16.
+            lambda q, k, v: (q * q.shape[-1] ** -0.5, k, v),
+            _CASES,
+        ),
+        "linear, normalised": Variant(
+            partial(linear_attention, normalise=True),
+            partial(_linear_formula, normalise=True),
+            # Normalisers are away from zero if queries and keys are positive.
+            lambda q, k, v: (q.abs() * q.shape[-1] ** -0.5 + 0.01, k.abs() * 0.1 + 0.01, v),
+            _CASES,
+        ),
+        "random features": Variant(
+            lambda q, k, v: feature_attention(q, k, v, directions(q.shape[-1], q.device)).out,
+            lambda q, k, v: _linear_formula(*random_features(q, k), v, normalise=True),
+            # As short as random features need queries and keys.
+            lambda q, k, v: (0.7 * q, 0.7 * k, v),
+        ),
+        "separable": Variant(
+            lambda q, k, v: separable_attention(q, k, v, False).out, partial(_separable_formula, causal=False)
+        ),
+        "separable, causal": Variant(
+            lambda q, k, v: separable_attention(q, k, v, True).out, partial(_separable_formula, causal=True)
+        ),
+    }
 
 
-def _feature_step(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
-    from avow.kernels.linear_step import feature_step
+@functools.cache
+def token_steps() -> dict[str, Step]:
+    """The attentions of single tokens."""
+    from avow.kernels.linear_step import feature_step, separable_step
 
-    return feature_step(q, k, v, directions(q.shape[-1], q.device), state)
+    def of_features(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
+        return feature_step(q, k, v, directions(q.shape[-1], q.device), state)
 
-
-def _separable_step(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
-    from avow.kernels.linear_step import separable_step
-
-    return separable_step(q, k, v, state)
-
-
-STEPS = {
-    "random features": Step("random features", FEATURES, _feature_step),
-    "separable": Step("separable, causal", None, _separable_step),
-}
+    return {
+        "random features": Step("random features", FEATURES, of_features),
+        "separable": Step("separable, causal", None, separable_step),
+    }
 
 
 def empty_state(step: Step, device: str, b: int, g: int, d: int, e: int) -> Any:
@@ -179,12 +168,12 @@ def check(device: str, name: str, case: Case) -> list[str]:
     """Faults of a kernel, beside float64 and beside the plain formula in the same type."""
     dtype, (b, h, g, n, d, e) = case
     where = f"{name}, {str(dtype)[6:]}, {b}x{h}/{g}x{n}, d = {d}, e = {e}"
-    return _located(where, lambda: _kernel_faults(device, VARIANTS[name], case))
+    return _located(where, lambda: _kernel_faults(device, variants()[name], case))
 
 
 def check_step(device: str, name: str, batch: int) -> list[str]:
     """Faults of single tokens, read one after the other, beside the formula for the whole sequence."""
-    return _located(f"step, {name}, batch {batch}", lambda: _step_faults(device, STEPS[name], batch))
+    return _located(f"step, {name}, batch {batch}", lambda: _step_faults(device, token_steps()[name], batch))
 
 
 def _located(where: str, faults: Callable[[], Iterable[str]]) -> list[str]:
@@ -214,7 +203,7 @@ def _kernel_faults(device: str, variant: Variant, case: Case) -> Iterator[str]:
 
 
 def _step_faults(device: str, step: Step, batch: int) -> Iterator[str]:
-    variant, d = VARIANTS[step.variant], 64
+    variant, d = variants()[step.variant], 64
     q, k, v = variant.prepare(*drawn(device, (batch, 4, 2, _TOKENS, d, d), _BF16))
     state = empty_state(step, device, batch, 2, d, d)
     rows = [step.call(q[:, :, i], k[:, :, i], v[:, :, i], state) for i in range(_TOKENS)]
@@ -231,7 +220,7 @@ def _distance_faults(x: Tensor, truth: Tensor, plain: Tensor) -> Iterator[str]:
 
 def checked(device: str, names: list[str], quick: bool) -> dict[str, list[str]]:
     """Faults by variant."""
-    tasks = [(device, name, case) for name in names for case in (_QUICK_CASES if quick else VARIANTS[name].cases)]
+    tasks = [(device, name, case) for name in names for case in (_QUICK_CASES if quick else variants()[name].cases)]
     faults: dict[str, list[str]] = {name: [] for name in names}
     for (_, name, _), some in zip(tasks, spread(device, check, tasks), strict=True):
         faults[name] += some
@@ -248,5 +237,5 @@ def fuzzed(device: str, count: int, quick: bool) -> list[str]:
         heads, d, e = groups * source.choice((1, 1, 2, 3)), source.randint(8, widest), source.randint(8, widest // 2)
         case = dtype, (source.choice((1, 2)), heads, groups, source.randint(1, longest), d, e)
         if dtype != _FP32 or max(d, e) <= 64:
-            tasks.append((device, source.choice(list(VARIANTS)), case))
+            tasks.append((device, source.choice(list(variants())), case))
     return [fault for faults in spread(device, check, tasks) for fault in faults]

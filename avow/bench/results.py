@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 Value = str | int | float | None
 Row = dict[str, Value]
 
@@ -57,6 +59,16 @@ def rate_row(seconds: float, moved: float, limit: float) -> Row:
     """The columns of a kernel that moves `moved` bytes; memory moves `limit` bytes a second."""
     rate = moved / seconds
     return {"ms": 1e3 * seconds, "MB": moved / 1e6, "TB/s": rate / 1e12, "of the limit": rate / limit}
+
+
+def attempted(name: str, call: Callable[[], _T]) -> _T | None:
+    """What a call gives; None, and a line on stderr, if it does not run here."""
+    try:
+        return call()
+    except Exception as error:  # whatever a peer or a backend raises at what is asked of it
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+        print(f"  {name} does not run here ({why})", file=sys.stderr)
+        return None
 
 
 def tell_row(row: Row) -> None:

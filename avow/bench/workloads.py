@@ -147,10 +147,7 @@ class Workload:
         return dataclasses.replace(self, q=self.q[..., places, :], positions=positions)
 
     def head(self, number: int) -> Workload:
-        """One query head and the keys it sees, counted over the batch and modulo their number.
-
-        Tensors are copies, so that keeping one head does not keep all in memory.
-        """
+        """One query head and the keys it sees, counted over the batch; copies, that do not keep all heads in memory."""
         batch, heads = self.q.shape[:2]
         b, h = number // heads % batch, number % heads
         group = h // (heads // self.k.shape[1])
@@ -158,9 +155,8 @@ class Workload:
         return dataclasses.replace(self, q=q, k=k, v=v)
 
     def to(self, device: str) -> Workload:
-        positions = None if self.positions is None else self.positions.to(device)
-        moved = {name: getattr(self, name).to(device) for name in ("q", "k", "v")}
-        return dataclasses.replace(self, positions=positions, **moved)
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return dataclasses.replace(self, **moved)
 
 
 def workload(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Device, Png, files, option, place
-from avow.cli.output import present, wrote
+from avow.cli.options import AsJson, Device, Png, files, option, place, present
 from avow.errors import MissingPackage, ParameterError
 
 if TYPE_CHECKING:
@@ -115,11 +115,10 @@ def shards(
         result, chart = simulation.run(counts, tell)
     if png is not None:
         file_io.write(png, picture(chart))
-    wrote(written)
-    _present("simulated shards", [result], as_json)
+    _present("simulated shards", [result], as_json, written)
 
 
-def _present(where: str, results: list[Result], as_json: bool) -> None:
+def _present(where: str, results: list[Result], as_json: bool, written: Iterable[Path] = ()) -> None:
     """Print the tables; fail if an answer failed its check."""
     from avow.bench.results import shown
     from avow.report.terminal import Columns
@@ -130,7 +129,8 @@ def _present(where: str, results: list[Result], as_json: bool) -> None:
         rows = [[shown(value) for value in row.values()] for row in result.rows]
         form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
         parts += ["", Columns("".join(form), headings, rows, result.title, result.notes)]
-    present(as_json, {"machine": where, "results": [result.plain() for result in results]}, *parts)
+    plain = {"machine": where, "results": [result.plain() for result in results]}
+    present(as_json, plain, *parts, written=written)
     if any(result.failures for result in results):
         raise typer.Exit(1)
 

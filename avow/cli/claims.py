@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from avow.cli.options import AsJson, command, files, option
-from avow.cli.output import present, wrote
+from avow.cli.options import AsJson, command, files, option, present
 from avow.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -59,12 +58,7 @@ def run(
     file_io.write(html, claims_page(findings, command()))
     line = headline(findings)
     plain = {"headline": line, "faults": wrong, "claims": [finding.plain() for finding in findings]}
-    present(as_json, plain, findings_table(findings), "", bold(line))
-    for line in wrong:
-        typer.echo(f"avow: {line}", err=True)
-    wrote(written)
-    if wrong:
-        raise typer.Exit(1)
+    present(as_json, plain, findings_table(findings), "", bold(line), written=written, faults=wrong)
 
 
 @app.command("show")

@@ -10,7 +10,6 @@ import avow
 from avow.bench.workloads import KINDS, Workload, workload
 from avow.cli import options
 from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, Threads, option
-from avow.cli.output import present, wrote
 from avow.core import Method, Sizes
 from avow.errors import ParameterError
 from avow.methods import method_named
@@ -82,8 +81,7 @@ def compare(
         tables += [part for table in report.board_tables(board) for part in (table, "")]
         if board.decoding is not None and board.decoding.steps:
             tables += [report.decoding_table(board.decoding), ""]
-    present(as_json, {"headline": headline} | comparison.plain(), *tables, bold(headline))
-    wrote(written)
+    options.present(as_json, {"headline": headline} | comparison.plain(), *tables, bold(headline), written=written)
 
 
 def _fixed(settings: list[str], names: list[str], sizes: list[Sizes]) -> dict[str, Method]:

@@ -12,8 +12,7 @@ import typer
 from torch import Tensor
 
 from avow.cli import parsing
-from avow.cli.options import AsJson, Png, Seed, files
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, Png, Seed, files, present
 from avow.errors import ParameterError
 from avow.theory import constructions
 from avow.theory.constructions.construction import Construction
@@ -49,7 +48,6 @@ def _deliver(make: Callable[[], Construction], save: Save = None, png: Png = Non
     """Make the weights, prove them, show and write them; a proof that fails leaves no file."""
     from avow import file_io
     from avow.report import charts
-    from avow.report.terminal import show
     from avow.report.weights import plain, proof_lines, safetensors_bytes, weights_table
 
     written = files(save, png=png)
@@ -59,14 +57,9 @@ def _deliver(make: Callable[[], Construction], save: Save = None, png: Png = Non
         file_io.write(save, safetensors_bytes(construction, proof))
     if proof and png is not None:
         file_io.write(png, charts.png(construction.picture()))
-    if as_json:
-        document(plain(construction, proof, _MOST))
-    else:
-        show(weights_table(construction), "", *proof_lines(proof))
-    if not proof:
-        typer.echo("avow: the proof does not hold; nothing was written", err=True)
-        raise typer.Exit(1)
-    wrote(written)
+    faults = [] if proof else ["the proof does not hold; nothing was written"]
+    parts = (weights_table(construction), "", *proof_lines(proof))
+    present(as_json, plain(construction, proof, _MOST), *parts, written=written if proof else (), faults=faults)
 
 
 def _construction(make: Callable[..., Construction]) -> Callable[..., None]:

@@ -84,7 +84,8 @@ def explained(error: Any) -> AvowError:
             near = f"did you mean {error.possibilities[0]}?" if error.possibilities else remedy
             return ParameterError("option", error.option_name, f"is not known to {here}", near)
         case "BadOptionUsage":
-            return ParameterError("option", error.option_name, "must have a value", remedy)
+            rule = "takes no value" if "does not take" in error.message else "must have a value"
+            return ParameterError("option", error.option_name, rule, remedy)
         case "MissingParameter":
             return ParameterError(_name(error.param), "nothing", "must be given", remedy)
         case "BadParameter" if hasattr(error.__cause__, "errors"):

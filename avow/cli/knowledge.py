@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from avow.cli.options import AsJson, Device, command, files, option, place, split
-from avow.cli.output import present, wrote
+from avow.cli.options import AsJson, Device, command, files, option, place, present, split
 
 if TYPE_CHECKING:
     from avow.training.run_many import News
@@ -68,12 +67,9 @@ def knowledge(
     file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
     file_io.write(picture, charts.png(accuracy_plot(experiment)))
     file_io.write(html, knowledge_page(experiment, command(), where))
-    present(as_json, plain, knowledge_table(experiment), "", bold(experiment.headline))
-    for failure in experiment.failures:
-        typer.echo(f"avow: {failure.arm.name} did not finish: {failure.why}", err=True)
-    wrote(written)
-    if experiment.failures:
-        raise typer.Exit(1)
+    faults = [f"{failure.arm.name} did not finish: {failure.why}" for failure in experiment.failures]
+    parts = knowledge_table(experiment), "", bold(experiment.headline)
+    present(as_json, plain, *parts, written=written, faults=faults)
 
 
 @contextmanager

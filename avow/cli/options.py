@@ -1,9 +1,10 @@
-"""Options that several commands share, how their values are read, and lists of them for a command's help."""
+"""What commands share: options, how their values are read, lists for a command's help, and how results are printed."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -74,6 +75,31 @@ def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
             raise ParameterError("path", path, "is given for two files", "give one of them another path")
         file_io.ready(path)
     return named
+
+
+def present(
+    as_json: bool, plain: dict[str, Any], *parts: Any, written: Iterable[Path] = (), faults: Iterable[str] = ()
+) -> None:
+    """Print a result as one JSON document, or its tables and lines for people; on stderr its faults, and the files.
+
+    A result with faults ends the command with an error.
+    """
+    from avow.report.terminal import show
+
+    if as_json:
+        document(plain)
+    else:
+        show(*parts)
+    wrong = [f"avow: {fault}" for fault in faults]
+    for line in (*wrong, *(f"wrote {path}" for path in written)):
+        typer.echo(line, err=True)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def document(plain: dict[str, Any]) -> None:
+    """Print one JSON document, in ASCII so that every terminal and pipe can carry it."""
+    typer.echo(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def workloads(

@@ -11,6 +11,7 @@ import operator
 import re
 import warnings
 from collections.abc import Sequence
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,18 +106,20 @@ def tensor_in(file: Path, name: str, option: str) -> Tensor:
     return tensors[name]
 
 
-_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
-# What each unit is of bytes a second, of operations a second (in lower case), and how many there are in a second.
+_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+# What each unit is of bytes a second, of operations a second (in lower case), and of a second.
 _BANDWIDTHS = {
-    f"{prefix}{unit}/s": factor * size
+    f"{prefix}{unit}/s": Decimal(factor) / parts
     for prefix, factor in (_PREFIXES | _BINARY).items()
-    for unit, size in (("B", 1.0), ("bit", 0.125), ("b", 0.125))
+    for unit, parts in (("B", 1), ("bit", 8), ("b", 8))
 }
 _OPERATIONS = {
-    f"{prefix}flop{end}".lower(): factor for prefix, factor in _PREFIXES.items() for end in ("", "s", "/s", "s/s")
+    f"{prefix}flop{end}".lower(): Decimal(factor)
+    for prefix, factor in _PREFIXES.items()
+    for end in ("", "s", "/s", "s/s")
 }
-_TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
+_TIMES = {unit: Decimal(10) ** power for unit, power in {"s": 0, "ms": -3, "us": -6, "µs": -6, "ns": -9}.items()}
 
 
 def speed(name: str, text: str) -> float:
@@ -125,7 +128,7 @@ def speed(name: str, text: str) -> float:
     >>> speed("link", "400GB/s"), speed("link", "100 Gbit/s")
     (400000000000.0, 12500000000.0)
     """
-    return _rate(name, text, _BANDWIDTHS, "a bandwidth", "400GB/s, or 100Gbit/s")
+    return _quantity(name, text, _BANDWIDTHS, "a bandwidth", "400GB/s, or 100Gbit/s")
 
 
 def operations(name: str, text: str) -> float:
@@ -134,7 +137,7 @@ def operations(name: str, text: str) -> float:
     >>> operations("compute", "990TFLOP/s")
     990000000000000.0
     """
-    return _rate(name, text, _OPERATIONS, "a number of operations a second", "400TFLOP/s")
+    return _quantity(name, text, _OPERATIONS, "a number of operations a second", "400TFLOP/s")
 
 
 def duration(name: str, text: str) -> float:
@@ -143,29 +146,22 @@ def duration(name: str, text: str) -> float:
     >>> duration("latency", "5us"), duration("latency", "0s")
     (5e-06, 0.0)
     """
-    number, in_a_second = _quantity(name, text, _TIMES, "a time", "5us, or 0.1ms")
-    if not 0 <= number < math.inf:
-        raise ParameterError(name, repr(text), "must be at least 0 and finite", f"try --{name} 5us, or 0.1ms")
-    return number / in_a_second
+    return _quantity(name, text, _TIMES, "a time", "5us, or 0.1ms", zero=True)
 
 
-def _quantity(name: str, text: str, units: dict[str, float], noun: str, example: str) -> tuple[float, float]:
-    """The number of a quantity, and the value of its unit."""
+def _quantity(name: str, text: str, units: dict[str, Decimal], noun: str, example: str, zero: bool = False) -> float:
+    """A number times its unit: finite, and above 0 or, if `zero`, at least that."""
     match = re.fullmatch(r"([0-9.eE+-]+)\s*(\S+)", text.strip())
-    unit = match and (match[2].lower() if units is _OPERATIONS else match[2])
+    unit, remedy = match and (match[2].lower() if units is _OPERATIONS else match[2]), f"try --{name} {example}"
     if match is None or unit not in units:
-        raise ParameterError(name, repr(text), f"is not {noun}", f"try --{name} {example}")
+        raise ParameterError(name, repr(text), f"is not {noun}", remedy)
     try:
-        return float(match[1]), units[unit]
-    except ValueError as error:
-        raise ParameterError(name, repr(text), "has no number before its unit", f"try --{name} {example}") from error
-
-
-def _rate(name: str, text: str, units: dict[str, float], noun: str, example: str) -> float:
-    number, factor = _quantity(name, text, units, noun, example)
-    if not 0 < number * factor < math.inf:
-        raise ParameterError(name, repr(text), "must be above 0 and finite", f"try --{name} {example}")
-    return number * factor
+        value = float(Decimal(match[1]) * units[unit])
+    except ArithmeticError as error:
+        raise ParameterError(name, repr(text), "has no number before its unit", remedy) from error
+    if not 0 <= value < math.inf or (value == 0 and not zero):
+        raise ParameterError(name, repr(text), f"must be {'at least' if zero else 'above'} 0 and finite", remedy)
+    return value
 
 
 _CONSTANTS = {"pi": "pi", "e": "E"}

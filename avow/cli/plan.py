@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import avow
 from avow.calibration import rates
 from avow.cli import options
-from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, option
-from avow.cli.output import present, wrote
+from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, option, present
 from avow.cli.parsing import dtype_named, duration, operations, speed
 from avow.core import Sizes
 from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Roofline, Time, check, offers, weak_scaling
@@ -76,16 +75,9 @@ def plan(
             raise ParameterError("ranks", ranks, rule, "add --link, such as --link 400GB/s")
         interconnect = Interconnect(speed("link", link), duration("latency", "5us" if latency is None else latency))
         return _plan_ranks(sizes, ranks, interconnect, *_machine(compute, memory, kept, device), png, as_json)
-    of_ranks: dict[str, object] = {
-        "link": link,
-        "compute": compute,
-        "memory": memory,
-        "key-heads": key_heads,
-        "latency": latency,
-    }
-    of_ranks |= {"kept": kept, "batch": batch, "dtype": dtype, "png": png}
-    _refuse(of_ranks, "needs --ranks", "add --ranks 8, or leave --{} out")
-
+    of_machines = {"link": link, "compute": compute, "memory": memory, "latency": latency, "kept": kept}
+    of_sizes = {"key-heads": key_heads, "batch": batch, "dtype": dtype, "png": png}
+    _refuse({**of_machines, **of_sizes}, "needs --ranks", "add --ranks 8, or leave --{} out")
     wanted = 2048 if length is None else length
     # One key more than queries where there are more: as many of them would grow with the keys.
     drawn = wanted if input else min(wanted, max(_DRAWN, (queries or 0) + 1))
@@ -168,8 +160,7 @@ def _plan_ranks(
     counts = {"keys": sizes.keys, "queries": sizes.queries}
     plain = {**about, **counts, "ways": [_plain_offer(offer) for offer in priced]}
     tables = ranks_table(priced, sizes, ranks, link, source), "", shardings_table(priced), ""
-    present(as_json, plain, *tables, *map(bold, verdict(priced, ranks)))
-    wrote(written)
+    present(as_json, plain, *tables, *map(bold, verdict(priced, ranks)), written=written)
 
 
 def _plain_offer(offer: Offer) -> dict[str, Any]:

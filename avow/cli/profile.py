@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Threads, command, files, option, use_threads
-from avow.cli.output import present, wrote
+from avow.cli.options import AsJson, Threads, command, files, option, present, use_threads
 
 if TYPE_CHECKING:
     from avow.integrations.transformers.profiling import Profile
@@ -60,8 +59,7 @@ def profile(
     if result.speed is not None:
         tables.append(speed_table(result.speed))
     parts = [part for table in tables for part in (columns(table), "")]
-    present(as_json, plain(result), *parts, bold(headline(result)))
-    wrote(written)
+    present(as_json, plain(result), *parts, bold(headline(result)), written=written)
 
 
 def verify(

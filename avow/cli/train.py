@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Device, Seed, command, command_with, configuration, files, option, place
-from avow.cli.output import document, present, wrote
+from avow.cli import options
+from avow.cli.options import AsJson, Device, Seed, command_with, configuration, document, option, place
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def evaluate(
 
     if questions is not None and corpus is not None:
         raise ParameterError("questions", questions, f"contradicts --corpus {corpus}", "give one of them")
-    written = files(html)
+    written = options.files(html)
     path = checkpoint.last_of(run)
     model, vocabulary = load_model(path)
     name = corpus or checkpoint.described(path)["facts"]["config"]["data"]["corpus"]
@@ -134,9 +134,8 @@ def evaluate(
     evaluation = evaluation_of(model.to(place(device)), vocabulary, given)
     answers = ModelAnswers(path, where, evaluation, majority(train, given) if train else None)
     if html is not None:
-        file_io.write(html, evaluation_page(answers, command()))
-    present(as_json, answers.plain(), *evaluation_lines(answers))
-    wrote(written)
+        file_io.write(html, evaluation_page(answers, options.command()))
+    options.present(as_json, answers.plain(), *evaluation_lines(answers), written=written)
 
 
 @app.command()

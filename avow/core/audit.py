@@ -95,10 +95,7 @@ def audit_rows(
 
 
 def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
-    """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error.
-
-    They are relative to the longest value, relative to the true answer, and absolute.
-    """
+    """The errors of some rows of one head, in the units of `Audit`: distance to float64's answer plus its own error."""
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
     given = widened(out[b, h, index])
     if p.empty:  # The target is zero if there is nothing to attend to.
@@ -134,9 +131,6 @@ def reference_error(p: Problem) -> Float[Tensor, "b h n"]:
     key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
     reach = abs(p.scale) * norms.q * key + rounding.misread_logits(norms.q, key, p.scale, d, torch.float64) / u
     bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
-    logit = (
-        rounding.gamma(d + 8, u) * reach
-        + 4 * u * (reach + bias)
-        + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
-    )
+    product = rounding.gamma(d + 8, u)
+    logit = product * reach + 4 * u * (reach + bias) + 0.5 * product * abs(p.scale) * key**2
     return rounding.softmax_l1_bound(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)

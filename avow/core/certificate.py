@@ -55,7 +55,6 @@ class Promise:
     kind: Kind
     rows: Float[Tensor, "b h n"]
     confidence: float = 1.0
-    coverage: float = 1.0
     assumptions: tuple[str, ...] = ()
     reason: str = ""
 
@@ -154,12 +153,11 @@ class Certificate:
         counted = [] if self.cost is None else dataclasses.astuple(self.cost)
         if not all(0 <= as_float(x) < math.inf for x in counted):
             return "its cost is not made of finite numbers"
-        # nan compares false with everything.
-        if not self.bound >= 0 or not bool(((self.rows >= 0) & (self.rows <= self.bound)).all()):
-            return "its bound is not a bound, or below that of a row"
-        limits = self.relative_rows
-        if not self.relative >= 0 or not bool(((limits >= 0) & (limits <= self.relative)).all()):
-            return "its relative bound is not a bound, or below that of a row"
+        bounds = ("bound", self.bound, self.rows), ("relative bound", self.relative, self.relative_rows)
+        for name, bound, rows in bounds:
+            # nan compares false with everything.
+            if not bound >= 0 or not bool(((rows >= 0) & (rows <= bound)).all()):
+                return f"its {name} is not a bound, or below that of a row"
         return ""
 
     def __str__(self) -> str:
@@ -200,34 +198,21 @@ class LazyCertificate(Certificate):
         certificate.__dict__.update(_later=later, _follows=follows)
         return certificate
 
+    def __getattribute__(self, name: str) -> Any:
+        fields = object.__getattribute__(self, "__dict__")
+        # Two threads may look at once: then both complete it, to the same.
+        if name in Certificate.__dataclass_fields__ and name not in fields and (later := fields.get("_later")):
+            complete = vars(Certificate(**later()))
+            if fields["_follows"]:
+                return complete[name]
+            fields.update(complete)
+            fields.pop("_later", None)
+        return object.__getattribute__(self, name)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are complete certificates."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Certificate)}
         return object.__new__, (Certificate,), fields
-
-
-class _LateField:
-    """A field that is not computed yet; once it is, the certificate's own entry hides this one."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, certificate: Any, owner: type) -> Any:
-        if certificate is None:
-            return self
-        fields = certificate.__dict__
-        # Two threads may look at once: then both complete it, to the same.
-        if (later := fields.get("_later")) is not None:
-            complete = vars(Certificate(**later()))
-            if fields["_follows"]:
-                return complete[self._name]
-            fields.update(complete)
-            fields.pop("_later", None)
-        return fields[self._name]
-
-
-for _field in dataclasses.fields(Certificate):
-    setattr(LazyCertificate, _field.name, _LateField(_field.name))
 
 
 def check_limits(tol: object, rtol: object) -> None:

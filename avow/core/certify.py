@@ -45,7 +45,10 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
     bound, relative = _largest(promise.rows, own)
     if bound > 1 and method.averages and promise.kind != "none":
         with torch.no_grad():
-            promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, _trivial(p, computed.out)))
+            # An answer is at most as far from an average of the values its row sees as both are long together.
+            longest, unit = _longest_value_range(p)
+            trivial = torch.where(longest > 0, (lengths(computed.out) + longest) * rounding.SAFETY / unit, math.inf)
+            promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, trivial))
             own = relative_rows(p, computed.out, promise.rows)
         bound, relative = _largest(promise.rows, own)
     rows, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
@@ -77,12 +80,6 @@ def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:
         longest, unit = _longest_value_range(p)
         rows = rows + torch.where(longest > 0, (torch.full_like(unit, unread) / unit).clamp(max=1.0), 0.0)
     return rows
-
-
-def _trivial(p: Problem, out: Tensor) -> Tensor:
-    """The distance of an answer from an average of the values its row sees is at most the sum of both lengths."""
-    longest, unit = _longest_value_range(p)
-    return torch.where(longest > 0, (lengths(out) + longest) * rounding.SAFETY / unit, math.inf)
 
 
 def _longest_value_range(p: Problem) -> tuple[Tensor, Tensor]:

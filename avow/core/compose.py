@@ -227,17 +227,14 @@ def merge(a: Partial, b: Partial) -> Partial:
         means[0] += torch.where(both & (longest > 0), rounded, 0.0)
         drift = torch.maximum(a.drift, b.drift) + torch.where(both, _U * (1024 + lse.abs()), 0.0)
         unknown = both & (unsure > _UNKNOWN) | a.pairs.isinf() | b.pairs.isinf()
-        pairs = left.square() * a.pairs + right.square() * b.pairs + left * right * _across(a, b)
+        _, size, ratio, product, _ = a.means
+        _, other_size, other_ratio, other_product, _ = b.means
+        # The mean of (ρ + ρ')(M + M') over pairs of a shard of a and a shard of b.
+        across = (product + other_product) + (ratio * other_size + other_ratio * size)
+        pairs = left.square() * a.pairs + right.square() * b.pairs + left * right * across
         pairs = torch.where(unknown, math.inf, pairs)
     words = _joined(a.words, b.words)
     return Partial(out, lse, longest, means, pairs, unsure, drift, max(a.slack, b.slack), words)
-
-
-def _across(a: Partial, b: Partial) -> Float64[Tensor, "*rows"]:
-    """The mean of (ρ + ρ')(M + M') over pairs of a shard of a and a shard of b."""
-    _, size, ratio, product, _ = a.means
-    _, other_size, other_ratio, other_product, _ = b.means
-    return (product + other_product) + (ratio * other_size + other_ratio * size)
 
 
 def _joined(a: Certificate | None, b: Certificate | None) -> Certificate | None:

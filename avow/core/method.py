@@ -50,13 +50,11 @@ class Method(ABC):
     target: ClassVar[str] = SOFTMAX
     """The mechanism that answers are compared with."""
     is_exact: ClassVar[bool] = False
-    """Whether rounding is the only error: other methods are priced against this one, and it runs if none of them may.
-    """
+    """Whether rounding is the only error: others are priced against this method, and it runs if none of them may."""
     random: ClassVar[bool] = False
     """Whether the answer depends on a random draw."""
     averages: ClassVar[bool] = False
-    """Whether the target's rows are averages of the values they see: errors are then at most ‖answer‖ + longest value.
-    """
+    """Whether the target's rows are averages of values they see: errors are then at most ‖answer‖ + longest value."""
     selects_tokens: ClassVar[bool] = False
     """Whether a row reads only some of the tokens in full. That saves memory traffic, not arithmetic, so it pays where
     a key-value cache is read for few queries.

@@ -53,11 +53,7 @@ class Sizes:
 
     @declared()
     def with_keys(self, keys: int) -> Sizes:
-        """The same problem with another number of keys.
-
-        Queries grow with the keys if there are as many of them, as in self-attention. Otherwise they stay as they are:
-        one query, a step of decoding, stays one.
-        """
+        """The same problem with another number of keys, and of queries if there are as many, as in self-attention."""
         queries = keys if self.queries == self.keys > 1 else self.queries
         return dataclasses.replace(self, queries=queries, keys=keys)
 

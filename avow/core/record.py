@@ -46,10 +46,7 @@ class Record(list[Recorded]):
 
     @property
     def bound(self) -> float:
-        """The largest bound of any layer, relative to the longest value: no answer was further off than that.
-
-        It is infinite if none was recorded.
-        """
+        """The largest bound of any layer, relative to the longest value; infinite if no answer was recorded."""
         return max((entry.certificate.bound for entry in self), default=math.inf)
 
     @property
@@ -66,10 +63,7 @@ class Record(list[Recorded]):
         return layers
 
     def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
-        """Whether every answer of every layer is promised to be within `tol`, and relative to itself within `rtol`.
-
-        Nothing is if none was recorded.
-        """
+        """Whether answers were recorded, and each is promised to be within `tol`, relative to itself within `rtol`."""
         check_limits(tol, rtol)
         seen = len(self) > 0 and self.unattributed == 0
         return seen and all(entry.certificate.keeps(tol, rtol) for entry in self)

@@ -51,7 +51,7 @@ def choose(
 
     def plan(estimate: Callable[[Method], BoundEstimate]) -> tuple[list[Method], str]:
         judged = planner.screened(offers, tol, accepted, estimator=estimate, thrifty=True)
-        ranked = Plan(tuple(planner.ranked(judged)), tol, "")
+        ranked = Plan(tuple(judged), tol, "")
         return [candidate.method for candidate in ranked.ranked if not candidate.lost], ranked.why_exact
 
     hopeful, reason = plan(functools.partial(_best_case, confidence=confidence))

@@ -52,10 +52,7 @@ def exact_method() -> type[Method]:
 
 
 def checked_class(method: str | Method, parameters: Mapping[str, Any]) -> type[Method]:
-    """The class of a method that is given by name or as an object; raises if `parameters` do not fit it.
-
-    An object has its parameters already, so none may stand beside it.
-    """
+    """The class of a method that is given by name, with `parameters` that must fit it, or as an object, without."""
     if not isinstance(method, Method):
         kind = method_named(method)
         check_parameters(kind.name, kind, dict(parameters))

@@ -96,7 +96,8 @@ class Exact(Method):
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
             return BoundEstimate(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
-        bound = (2 * math.tanh(delta / 2) + merging) * model.grown + model.rest + flushed
+        bound = (2 * math.tanh(delta / 2) + merging) * model.grown
+        bound += model.sums * (1 + model.final) + model.final * rounding.SAFETY + flushed
         return BoundEstimate(bound * rounding.SAFETY, "deterministic", True)
 
     def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
@@ -152,7 +153,7 @@ class Exact(Method):
         kind = self.arithmetic(p.q.dtype)
         wide = dtype_name(rounding.accumulator(kind))
         if p.q.device.type != "cpu":
-            tiles, right = f"tiles of 32 to {rounding.largest_tile(p.q.device.type)} keys", "64 ulp"
+            tiles, right = f"tiles of 32 to {rounding.LARGEST_TILE} keys", "64 ulp"
         else:
             tiles = "tiles of 512 keys" if self._many_at_once(p) else "any order"
             right = "2^-12" if kind in (torch.bfloat16, torch.float16) else "64 ulp"
@@ -215,16 +216,9 @@ class Model(NamedTuple):
     def grown(self) -> float:
         return (1 + self.final) * rounding.SAFETY
 
-    @property
-    def rest(self) -> float:
-        return self.sums * (1 + self.final) + self.final * rounding.SAFETY
-
 
 def _size(norms: Norms, dtype: torch.dtype) -> float:
-    """The power of two that values are divided by before they are summed: one, unless all are near underflow.
-
-    It is a number that the type has, and so has its reciprocal.
-    """
+    """The power of two that values are divided by: one, unless all are near underflow. The type has its reciprocal."""
     longest, least = norms.most[2], -1000 if dtype == torch.float64 else -100
     return 2.0 ** max(least, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
 
@@ -238,7 +232,10 @@ def _shares(p: Problem, out: Tensor) -> Tensor:
     norms, masked = p.norms, p.allowed is not None and p.allowed.shape[-2] > 1
     least = norms.least_value * (1 - norms.slack)
     # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
-    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else heads.longest_value_below(p)
+    if masked and least > 1e-10:
+        longest = torch.full_like(norms.q, least)
+    else:
+        longest = norm_floor(heads.longest_seen(p, norms.v), norms.slack, p.v.shape[-1])
     lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
     lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
@@ -263,10 +260,7 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     if has_tangents(q, k, v, mask):
-        # No fused kernel has derivatives forward; what is left sums in an unknown order.
-        wider = mask if mask is None or mask.dtype == torch.bool else mask.double()
-        with sdpa_kernel(SDPBackend.MATH):
-            return call(q.double(), k.double(), v.double(), attn_mask=wider).to(q.dtype)
+        return _in_float64(q, k, v, mask, causal, scale)  # no fused kernel has derivatives forward
     if q.device.type == "cpu":
         return _on_cpu(q, k, v, mask, causal, scale)
     if not torch.compiler.is_compiling():
@@ -321,31 +315,34 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 
 
 def _has_rows(x: Tensor, aligned: int = 1) -> bool:
-    """Whether the last two axes are a matrix as libraries take them: rows that follow one another.
-
-    And whether every row begins at a multiple of so many bytes.
-    """
+    """Whether rows follow one another, as libraries take matrices, and begin at multiples of so many bytes."""
     rows = x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
     places = (x.storage_offset(), *x.stride()[:-1]) if aligned > 1 else ()
     return rows and all(place * x.element_size() % aligned == 0 for place in places)
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    kind, grouped, choice = q.dtype, q.shape[1] != k.shape[1], SDPBackend.FLASH_ATTENTION.value
+    grouped, choice = q.shape[1] != k.shape[1], SDPBackend.FLASH_ATTENTION.value
     if not torch.compiler.is_compiling():
         try:
             choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         except RuntimeError:  # no kernel at all is switched on for them
             choice = SDPBackend.ERROR.value
     if choice != SDPBackend.FLASH_ATTENTION.value:
-        # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
-        q, k, v = (x.double() for x in (q, k, v))
-        if mask is not None:  # which is added as it is
-            nothing = torch.zeros_like(mask, dtype=q.dtype)
-            mask = nothing.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.double()
-        plain = torch.ops.aten._scaled_dot_product_attention_math
-        return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
-    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(kind)
+        # The kernel does not take masks with gradients, and may be switched off.
+        return _in_float64(q, k, v, mask, causal, scale)
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(q.dtype)
+
+
+def _in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Attention without a fused kernel: what is left sums in an unknown order, so in float64."""
+    kind, grouped = q.dtype, q.shape[1] != k.shape[1]
+    q, k, v = (x.double() for x in (q, k, v))
+    if mask is not None:  # which is added as it is
+        nothing = torch.zeros_like(mask, dtype=q.dtype)
+        mask = nothing.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.double()
+    plain = torch.ops.aten._scaled_dot_product_attention_math
+    return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
 
 
 @functools.cache

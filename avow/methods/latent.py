@@ -78,7 +78,7 @@ class Latent(Method):
         within = torch.ones(size, size, dtype=torch.bool, device=p.q.device).tril()
         past, rises = horizons.nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
         last, parts = None, []
-        for tile in horizons.tiles(count, p.q.shape[0] * p.q.shape[1] * size * (self.latents + size)):
+        for tile in row_tiles(count, p.q.shape[0] * p.q.shape[1] * size * (self.latents + size), horizons.TILE):
             span = slice(tile.start * size, tile.stop * size)
             k, v = horizons.cut(p.k, span, size, 0).to(wide), horizons.cut(values, span, size, 0)
             at = horizons.cut(log, span, size, -math.inf)  # (b, g, t, l, 1)
@@ -109,7 +109,7 @@ class Latent(Method):
         behind = torch.where(place < horizon, log, -math.inf)
         past, rises = horizons.nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
         per_segment = p.k.shape[0] * groups * self.latents * (p.k.shape[-1] + values.shape[-1] + self.segment)
-        for tile in horizons.tiles(end // self.segment, per_segment):
+        for tile in row_tiles(end // self.segment, per_segment, horizons.TILE):
             span = slice(tile.start * self.segment, tile.stop * self.segment)
             k, v, at = (horizons.cut(x, span, self.segment, 0) for x in (p.k, values, behind))
             k = k.to(wide)
@@ -124,7 +124,9 @@ class Latent(Method):
         shown = horizons.Shown(*horizons.averages(all_past, p.k.shape[-1]), *present)
         q = heads.grouped(p.q, groups).unsqueeze(2)  # (b, g, 1, r, n, d)
         per_row = p.q.shape[0] * p.q.shape[1] * (self.latents + near.shape[-2])
-        parts = [horizons.read(q[..., rows, :].to(wide), shown, p.scale) for rows in horizons.tiles(n, per_row)]
+        parts = [
+            horizons.read(q[..., rows, :].to(wide), shown, p.scale) for rows in row_tiles(n, per_row, horizons.TILE)
+        ]
         depth = min(self.segment, s) + 4 * (end // self.segment)
         return torch.cat(parts, -2).squeeze(2), Trace(wide, depth, near.shape[-2], rises)
 

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import cholesky, heads, rounding, scan, scan_costs
+from avow.numerics import cholesky, heads, rounding, scan
 from avow.numerics.cholesky import LandmarkFeatures, Rows, WeightedKeys
-from avow.numerics.features import Frame, centred_frame
+from avow.numerics.features import Frame, centred_frame, sample_step
 from avow.numerics.masks import masked, row_tiles
 from avow.numerics.softmax import softmax_average
 from avow.parameters import from_to, param
@@ -79,7 +79,8 @@ class LowRank(Method):
         values, size = heads.scaled_values(p, torch.float64)
         sums, unit, steps = self._summed(p, features, values)
         assert sums.normaliser is not None
-        out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
+        longest = heads.grouped(heads.longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
+        out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, longest), size))
         normaliser, unit_log = (
             heads.ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit)
         )
@@ -163,8 +164,8 @@ class LowRank(Method):
             pairs = rows * z.keys
             flops += 2 * pairs * (r + z.value_dim)
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
-        flops += scan_costs.flops(z, r, normalise=True, shared=True)
-        launches = 25 * len(rounds) + 40 * scan_costs.count(z, r)
+        flops += scan.pass_flops(z, r, normalise=True, shared=True)
+        launches = 25 * len(rounds) + 40 * scan.tile_count(z, r)
         work = 12 * groups * few * len(rounds) + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
         return Cost(flops, work, launches, self._peak(z))
 
@@ -175,7 +176,7 @@ class LowRank(Method):
         copied = few * z.dim if few < z.batch * z.linear_key_heads * z.keys else 0
         choosing = keys * z.dim + max(keys * z.dim, copied + few * (self.rank + 3 * min(self.rank // 2 + 1, 16) + 8))
         held = keys * (z.dim + 3 + (e if z.item != 8 else 0))
-        passing = scan_costs.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim)
+        passing = scan.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim)
         collecting = held + rows * 5 + passing // 8
         finishing = held + rows * (4 * e + 6)
         factors = z.batch * z.linear_key_heads * self.rank * (5 * self.rank + 2 * z.dim)
@@ -195,43 +196,29 @@ class LowRank(Method):
         if self.rank > p.k.shape[-2]:
             return BoundEstimate(math.inf, "none", True, f"rank {self.rank} exceeds {p.k.shape[-2]} keys")
         if p.mask_kind == "full":
-            return BoundEstimate(
-                math.inf, "none", True, "a mask that differs by row leaves nothing to share between rows"
-            )
-        sample, size, norms = _sampled(p, 4 * self.rank), 4 * self.rank, p.norms
-        q, k, v = (x[..., :: _step(x.shape[-1], size)] for x in (norms.q, norms.k, norms.v))
-        from_sample = Norms(q, k, v, norms.slack)
-        generator = torch.Generator().manual_seed(0)
-        computed = self.compute(sample, generator)
-        rows = self.promise(sample.with_norms(from_sample), computed, confidence).rows
+            reason = "a mask that differs by row leaves nothing to share between rows"
+            return BoundEstimate(math.inf, "none", True, reason)
+        sample = _sampled(p, 4 * self.rank)
+        computed = self.compute(sample, torch.Generator().manual_seed(0))
+        rows = self.promise(sample, computed, confidence).rows
         bound = float(rows.amax()) if rows.numel() else 0.0
-        return BoundEstimate(
-            bound, "deterministic", False, "" if bound < 2 else "landmarks leave too much of these keys over"
-        )
-
-
-def _step(length: int, sample: int) -> int:
-    """An odd step, which does not fall in with the powers of two that data repeats by."""
-    return max(1, length // sample) | 1
+        reason = "" if bound < 2 else "landmarks leave too much of these keys over"
+        return BoundEstimate(bound, "deterministic", False, reason)
 
 
 def _sampled(p: Problem, size: int) -> Problem:
-    """Every so many rows and keys, unmasked."""
-    q, k, v = (x[..., :: _step(x.shape[-2], size), :] for x in (p.q, p.k, p.v))
-    return Problem(q, k, v, None, None, False, p.scale, p.default_scale, "dot", p.leading)
+    """Every so many rows and keys, unmasked, with their norms."""
+    q, k, v = (x[..., :: sample_step(x.shape[-2], size), :] for x in (p.q, p.k, p.v))
+    norms = [x[..., :: sample_step(x.shape[-1], size)] for x in (p.norms.q, p.norms.k, p.norms.v)]
+    sample = Problem(q, k, v, None, None, False, p.scale, p.default_scale, "dot", p.leading)
+    return sample.with_norms(Norms(norms[0], norms[1], norms[2], p.norms.slack))
 
 
 def _weighted(p: Problem) -> WeightedKeys:
     """The keys where landmarks are sought: in a frame of what rows may see, with what a mask adds to all rows alike."""
-    seen = heads.key_seen(p) if p.mask_kind == "keys" else None
-    visible_keys = None if seen is None else seen.transpose(-1, -2)
-    frame = centred_frame(heads.grouped(p.q, p.k.shape[1]), p.k, visible_keys, torch.float64)
-    return WeightedKeys.of(p, frame, seen, heads.key_log(p, torch.float64) if p.mask_kind != "full" else None)
-
-
-def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
-    """The length of the longest value that each row sees."""
-    return heads.grouped(heads.longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
+    alike = p.mask_kind != "full"
+    seen, added = (heads.key_seen(p), heads.key_log(p, torch.float64)) if alike else (None, None)
+    return WeightedKeys.of(p, centred_frame(p, torch.float64), seen, added)
 
 
 def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:

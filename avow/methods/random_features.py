@@ -23,7 +23,7 @@ from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, S
 from avow.core.requirement import INDEPENDENT
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
-from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
+from avow.numerics import heads, kernel_rounding, rounding, scan
 from avow.numerics.features import FeatureLogs, Frame
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import masked, row_tiles, seen_by
@@ -40,19 +40,16 @@ _CALM = {torch.float32: 22.0, torch.float64: 150.0}
 
 
 class FeatureState(NamedTuple):
-    """What a pass hands to the next call: the draw, the frame, the sums over all keys so far and their unit."""
+    """What a pass hands to the next call: the draw, the frame, and the sums over all keys so far."""
 
     directions: Float[Tensor, "m d"]
     frame: Frame
     sums: scan.State
-    size: Float[Tensor, "b g 1 1"] | None
 
     def to(self, dtype: torch.dtype) -> FeatureState:
         """The same state in another type; the draw keeps its own."""
-        top, sums, total, steps = self.sums
-        kept = scan.State(top.to(dtype), sums.to(dtype), total.to(dtype), steps)
-        frame = Frame(*(x.to(dtype) for x in self.frame))
-        return FeatureState(self.directions, frame, kept, None if self.size is None else self.size.to(dtype))
+        sums: Any = (x.to(dtype) if isinstance(x, Tensor) else x for x in self.sums)
+        return FeatureState(self.directions, Frame(*(x.to(dtype) for x in self.frame)), scan.State(*sums))
 
 
 class Trace(NamedTuple):
@@ -114,10 +111,8 @@ class RandomFeatures(Method):
         else:
             out, state = self._scanned(p, logs, initial_state)
             steps = state.sums.steps
-        lengths = logs.query_radius, logs.key_radius
-        return Computed(
-            heads.cast_output(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None)
-        )
+        lengths, carried = (logs.query_radius, logs.key_radius), initial_state is not None
+        return Computed(heads.cast_output(p, out), Trace(directions, frame, *lengths, state, steps, carried))
 
     def _scanned(
         self, p: Problem, logs: FeatureLogs, initial_state: FeatureState | None
@@ -126,7 +121,7 @@ class RandomFeatures(Method):
         values, size = heads.scaled_values(p, logs.wide)
         start = None
         if initial_state is not None:
-            start, values, size = scan.in_one_unit(initial_state.sums, initial_state.size, values, size)
+            start, values, size = scan.in_one_unit(initial_state.sums, values, size)
         calm = start is None or start.top.shape[-1] == 1
         longest = torch.linalg.vector_norm(logs.directions, dim=-1).amax()
         weights = _Weights(logs, heads.key_log(p, logs.wide), heads.key_seen(p), calm, longest)
@@ -138,7 +133,7 @@ class RandomFeatures(Method):
             state = scan.absorb(weights.of_keys, values, m, start)
             whole = scan.settle(state)
             sums = scan.collect(lambda rows: weights.of_rows(rows, whole.top), h, queries, whole, normalise=True)
-        return heads.rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state, size)
+        return heads.rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state._replace(size=size))
 
     def _by_kernels(
         self, p: Problem, directions: Tensor, frame: Frame, initial_state: FeatureState | None
@@ -152,7 +147,7 @@ class RandomFeatures(Method):
         means = kernels.feature_means(p, directions, frame, start, lengths)
         if means is None:
             return None
-        state = FeatureState(directions, frame, means.state, None)
+        state = FeatureState(directions, frame, means.state)
         carried, steps = initial_state is not None, means.state.steps
         radii = lengths.queries, lengths.keys
         return Computed(means.out, Trace(directions, frame, *radii, state, steps, carried, means.rounding))
@@ -164,7 +159,7 @@ class RandomFeatures(Method):
         directions = self.draw(problem.q.shape[-1], None, problem.q.device) if sample is None else sample
         wide = rounding.accumulator(problem.q.dtype)
         empty = scan.nothing(problem.v.to(wide), self.features, 1)
-        return FeatureState(directions, feature_maps.frame_of(problem, wide), empty, None)
+        return FeatureState(directions, feature_maps.frame_of(problem, wide), empty)
 
     def read_on(self, problem: Problem, state: FeatureState) -> tuple[Tensor, FeatureState | None]:
         computed = self.compute(problem, initial_state=state)
@@ -248,10 +243,10 @@ class RandomFeatures(Method):
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        launches = 16 + scan_costs.count(z, m) * (30 if z.causal else 14)
-        flops = projections + scan_costs.flops(z, m, normalise=True, shared=True)
+        launches = 16 + scan.tile_count(z, m) * (30 if z.causal else 14)
+        flops = projections + scan.pass_flops(z, m, normalise=True, shared=True)
         work = (rows + keys) * (4 * m + 3 * z.dim + 3 * z.value_dim)
-        return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, z.dim), item / 4)
+        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, z.dim), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return softmax_average(problem)
@@ -312,7 +307,7 @@ def _kernels(p: Problem, frame: Frame, state: FeatureState | None) -> Any:
     """Kernels where they are worth asking, which is found out without a wait for the device; None elsewhere."""
     from avow.kernels.availability import linear_kernels
 
-    suits = p.causal and frame.key_shift.dtype == torch.float32 and (state is None or state.size is None)
+    suits = p.causal and frame.key_shift.dtype == torch.float32 and (state is None or state.sums.size is None)
     return linear_kernels(p.q.device) if suits else None
 
 

@@ -17,22 +17,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
+from avow.numerics import heads, kernel_rounding, rounding, scan
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import masked, row_tiles
 from avow.parameters import between, param
-
-
-class ColumnState(NamedTuple):
-    """Sums over all keys so far, per feature, in O(d²), and the power of two their values were divided by, if any."""
-
-    sums: scan.State
-    size: Float[Tensor, "b g 1 1"] | None = None
 
 
 class Trace(NamedTuple):
@@ -66,22 +58,22 @@ class Separable(Method):
         if fast is not None:
             return fast
         out, state = self._scanned(p, wide, None)
-        return Computed(out, Trace(state.sums.steps))
+        return Computed(out, Trace(state.steps))
 
-    def initial_state(self, problem: Problem, sample: Tensor | None = None) -> ColumnState:
+    def initial_state(self, problem: Problem, sample: Tensor | None = None) -> scan.State:
         features = problem.q.shape[-1]
-        return ColumnState(scan.nothing(problem.v.to(rounding.accumulator(problem.q.dtype)), features, features))
+        return scan.nothing(problem.v.to(rounding.accumulator(problem.q.dtype)), features, features)
 
-    def read_on(self, problem: Problem, state: ColumnState) -> tuple[Tensor, ColumnState]:
+    def read_on(self, problem: Problem, state: scan.State) -> tuple[Tensor, scan.State]:
         return self._scanned(problem, heads.linear_type(problem), state)
 
-    def _scanned(self, p: Problem, wide: torch.dtype, before: ColumnState | None) -> tuple[Tensor, ColumnState]:
+    def _scanned(self, p: Problem, wide: torch.dtype, before: scan.State | None) -> tuple[Tensor, scan.State]:
         """The answer from sums over keys, those known before included, and the sums over all of them."""
         values, size = heads.scaled_values(p, wide)
         queries, features = p.q.shape[-2:]
         start = scan.nothing(values, features, features)
         if before is not None:
-            start, values, size = scan.in_one_unit(*before, values, size)
+            start, values, size = scan.in_one_unit(before, values, size)
         added, seen = heads.key_log(p, wide), heads.key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
@@ -103,7 +95,7 @@ class Separable(Method):
             state = scan.absorb(keys_of, values, features, start if before is not None else None)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return heads.cast_output(p, heads.rescaled(sums.out, size)), ColumnState(state, size)
+        return heads.cast_output(p, heads.rescaled(sums.out, size)), state._replace(size=size)
 
     def _by_kernels(self, p: Problem, wide: torch.dtype) -> Computed | None:
         """The same answer where the device has kernels and they fit the problem."""
@@ -116,11 +108,11 @@ class Separable(Method):
         out, kernel = means
         return Computed(out, Trace(kernel.steps, kernel))
 
-    def step(self, problem: Problem, state: ColumnState) -> Tensor | None:
+    def step(self, problem: Problem, state: scan.State) -> Tensor | None:
         from avow.kernels.availability import linear_kernels
 
         p, kernels = problem, linear_kernels(problem.q.device) if state.size is None else None
-        return None if kernels is None else kernels.column_step(p.q, p.k, p.v, state.sums, self.temperature)
+        return None if kernels is None else kernels.column_step(p.q, p.k, p.v, state, self.temperature)
 
     def cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
@@ -164,9 +156,9 @@ class Separable(Method):
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         work = (rows + keys) * ((3 + z.causal) * m + 2 * z.value_dim)
-        launches = 8 + scan_costs.count(z, m) * (24 if z.causal else 10)
-        flops = scan_costs.flops(z, m, normalise=False) + (scan_costs.running_flops(z, m) if z.causal else 0)
-        return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, 0), item / 4)
+        launches = 8 + scan.tile_count(z, m) * (24 if z.causal else 10)
+        flops = scan.pass_flops(z, m, normalise=False) + (scan.running_flops(z, m) if z.causal else 0)
+        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self.checked(problem), torch.float64)

@@ -9,8 +9,7 @@ What every method stands on:
     heads             heads that share keys, values of any size, the last touch on an answer
     softmax           softmax averages by their definition: the truth
 Sums over keys in linear time:
-    scan              one state, one pass, no overflow
-    scan_costs        what a pass costs
+    scan              one state, one pass, no overflow, and what a pass costs
     features          random features, the frames they live in, and how many a tolerance needs
     cholesky          features by landmarks, and what landmarks leave over
     horizons          averages of all that lies behind a row

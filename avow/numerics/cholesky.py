@@ -229,16 +229,14 @@ class WeightedKeys(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a bound must know of rows; features are relative to the nearest landmark of each."""
+    """What a bound must know of rows: what landmarks miss of each, the norm of its features relative to its nearest
+    landmark, the log of that, and how long it is in the frame.
+    """
 
     residual: Float64[Tensor, "b h l"]
-    """What landmarks miss of it."""
     norm: Float64[Tensor, "b h l"]
-    """Of the features."""
     log: Float64[Tensor, "b h l"]
-    """Of the nearest landmark."""
     radius: Float64[Tensor, "b h l"]
-    """How long it is in the frame."""
 
 
 class LandmarkFeatures:

@@ -10,12 +10,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Norms, Problem
 from avow.numerics import rounding
-from avow.numerics.heads import grouped, per_query_head
+from avow.numerics.heads import grouped, key_seen, per_query_head
 from avow.numerics.scan import tiles
 
 
@@ -58,23 +58,16 @@ def plain_frame(k: Float[Tensor, "b g s d"], dtype: torch.dtype) -> Frame:
     return Frame(zero, zero, zero + 1)
 
 
-def centred_frame(
-    q: Float[Tensor, "b g r n d"],
-    k: Float[Tensor, "b g s d"],
-    seen: Bool[Tensor, "#b #g 1 s"] | None,
-    dtype: torch.dtype,
-) -> Frame:
-    """Means of the queries and of the visible keys, and the diagonal that makes their spreads alike."""
-    b, spread_q = _moments(q.flatten(2, 3), None, dtype)
-    c, spread_k = _moments(k, None if seen is None else seen.transpose(-1, -2), dtype)
-    return balanced(b, spread_q, c, spread_k)
+def centred_frame(p: Problem, dtype: torch.dtype) -> Frame:
+    """Means of the queries and of the keys that all rows see, and the diagonal that makes their spreads alike."""
+    seen = key_seen(p) if p.mask_kind == "keys" else None
+    queries = grouped(p.q, p.k.shape[1]).flatten(2, 3)
+    return balanced(*_moments(queries, None, dtype), *_moments(p.k, seen, dtype))
 
 
 def frame_of(p: Problem, dtype: torch.dtype) -> Frame:
     """The frame for a problem: centred on what all rows see, plain for causal ones."""
-    if p.causal:
-        return plain_frame(p.k, dtype)
-    return centred_frame(grouped(p.q, p.k.shape[1]), p.k, p.allowed if p.mask_kind == "keys" else None, dtype)
+    return plain_frame(p.k, dtype) if p.causal else centred_frame(p, dtype)
 
 
 def balanced(mean_q: Tensor, spread_q: Tensor, mean_k: Tensor, spread_k: Tensor) -> Frame:
@@ -84,12 +77,9 @@ def balanced(mean_q: Tensor, spread_q: Tensor, mean_k: Tensor, spread_k: Tensor)
     return Frame(mean_q, mean_k, balance)
 
 
-def sample_step(length: int) -> int:
-    """Every which row of so many tells their moments well enough, since any frame is exact.
-
-    An odd step does not fall in with powers of two.
-    """
-    return length // 2048 | 1
+def sample_step(length: int, sample: int = 2048) -> int:
+    """The step that takes about `sample` of so many rows: an odd one, not in step with powers of two that data has."""
+    return length // sample | 1
 
 
 def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -99,7 +89,7 @@ def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor
         total = weight.sum(-2, keepdim=True).clamp(min=1)
         mean = (x * weight).sum(-2, keepdim=True) / total
         return mean, ((x - mean).square() * weight).sum(-2, keepdim=True) / total
-    some = x[..., :: sample_step(x.shape[-2]), :].to(dtype)
+    some = x[..., :: sample_step(x.shape[-2]), :].to(dtype)  # enough of them, since any frame is exact
     mean = some.mean(-2, keepdim=True)
     return mean, (some - mean).square().mean(-2, keepdim=True)
 
@@ -112,10 +102,7 @@ def framed_queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) ->
 
 
 def framed_keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys in the frame, their lengths, and the log each brings with it.
-
-    That is −‖k‖²/2, and b·(k−c) for the shift of the queries.
-    """
+    """Keys in the frame, their lengths, and the log each brings: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
     away = p.k[..., span, :].to(dtype) - frame.key_shift
     keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
     log = away @ (frame.query_shift * p.scale).transpose(-1, -2)

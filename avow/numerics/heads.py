@@ -102,11 +102,6 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
     return visible_max(p, per_query_head(lengths, p.q.shape[1]))
 
 
-def longest_value_below(p: Problem) -> Float[Tensor, "b h #n"]:
-    """A lower bound on the largest value norm each row sees; zero if float64 cannot tell it from zero."""
-    return norm_floor(longest_seen(p, p.norms.v), p.norms.slack, p.v.shape[-1])
-
-
 def underflow_bound(p: Problem, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
     """What a row may lose to underflow in sums of so many terms, relative to the values it sees.
 

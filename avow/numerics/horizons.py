@@ -7,7 +7,6 @@ pass over the segments gives every horizon its averages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -46,10 +45,7 @@ def nothing(keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"], la
 def horizons(
     log: Float[Tensor, "b g t l m"], k: Float[Tensor, "b g t l d"], v: Float[Tensor, "b g t l e"], past: Past
 ) -> tuple[Past, Past, Int[Tensor, "b g m"]]:
-    """What latents hold before each of some segments, and after them all; and how often their references rose.
-
-    `log` is overwritten.
-    """
+    """What latents hold before each of some segments, and after all; how often references rose. Overwrites `log`."""
     tops = log.detach().amax(-2).cummax(2).values
     after = torch.maximum(tops, past.reference.unsqueeze(2))  # (b, g, t, m)
     before = torch.cat([past.reference.unsqueeze(2), after[:, :, :-1]], 2)
@@ -74,13 +70,6 @@ def averages(past: Past, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     log = torch.where(mean > 0, some[..., :1, :].log(), -math.inf)  # (…, 1, 1)
     reference = past.reference[..., :1, None].masked_fill(past.reference[..., :1, None] == -math.inf, 0.0)
     return keys / some, values / some, reference + log - math.log(past.sums.shape[-2])
-
-
-def tiles(count: int, each: int) -> Iterator[slice]:
-    """Slices of so many things, each as large as told, that fit a tile together."""
-    step = max(1, TILE // max(each, 1))
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))
 
 
 def cut(x: Tensor, span: slice, size: int, fill: float) -> Tensor:

@@ -62,11 +62,14 @@ def visible_max(p: Problem, x: Float[Tensor, "b h s"]) -> Float[Tensor, "b h #n"
     return torch.cat([torch.where(seen_by(p, rows), x[..., None, :], 0.0).amax(-1) for rows in tiles], -1)
 
 
-def row_tiles(n: int, per_row: int) -> Iterator[slice]:
-    """Slices of n rows, each holding at most a few million entries of `per_row`."""
-    step = max(1, _TILE // max(per_row, 1))
-    for start in range(0, n, step):
-        yield slice(start, min(start + step, n))
+def row_tiles(n: int, per_row: int, most: int | None = None) -> Iterator[slice]:
+    """Slices of n rows of `per_row` entries each, as long as `most` entries, or a few million, allow."""
+    return slices(n, max(1, (most or _TILE) // max(per_row, 1)))
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    """A sequence cut into slices of so many positions; the last may be shorter."""
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def additive(p: Problem, dtype: torch.dtype) -> Tensor | None:

@@ -45,7 +45,10 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
     if low <= largest <= high and (least >= low or not faithful):
         wide = norms.double()
     else:
-        _check_finite(x, name, largest)
+        if not math.isfinite(largest) and bool((bad := ~torch.isfinite(x)).any()):
+            where = tuple(bad.nonzero()[0].tolist())
+            place, remedy = f"{name}[{', '.join(map(str, where))}]", f"remove NaN and inf from {name}"
+            raise NonFiniteError(place, float(x[where]), "must be finite", remedy)
         if faithful and kind == torch.float64:
             return lengths(x)
         exponent = 0  # float64 has room for the squares of every other type
@@ -79,10 +82,7 @@ def norm_floor(norms: Tensor, slack: float, dim: int) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """The same numbers in float64: every one of them, also where subnormal numbers are read as zero.
-
-    Numbers of float64 itself are returned as they are.
-    """
+    """The same numbers in float64, also where subnormal ones are read as zero; those of float64 itself as they are."""
     if x.dtype in (torch.float64, torch.float16) or torch.compiler.is_compiling():
         return x.double()
     bits = x.view(torch.int32) if x.dtype == torch.float32 else x.view(torch.int16).to(torch.int32) << 16
@@ -112,18 +112,6 @@ def length_floors(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
     top = wide.abs().amax(-1)
     inner = torch.linalg.vector_norm(wide / torch.where(top > 0, top, 1.0).unsqueeze(-1), dim=-1)
     return (top * inner * (1 - most) - tiny(torch.float64)).clamp(min=0.0)
-
-
-def _check_finite(x: Tensor, name: str, largest: float) -> None:
-    if math.isfinite(largest):
-        return
-    bad = ~torch.isfinite(x)
-    if bool(bad.any()):
-        where = tuple(bad.nonzero()[0].tolist())
-        value = float(x[where])
-        raise NonFiniteError(
-            f"{name}[{', '.join(map(str, where))}]", value, "must be finite", f"remove NaN and inf from {name}"
-        )
 
 
 def check_range(q_norm: float, k_norm: float, v_norm: float, scale: float) -> None:

@@ -19,25 +19,14 @@ _Lengths = TypeVar("_Lengths", float, Tensor)
 
 SAFETY = 1 + 1e-9
 
-# Significant bits, the implicit one included: u = 2^-bits.
-_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
-
-# The absolute error of a result too small for the type. Subnormals may be flushed (on GPUs, or under
-# torch.set_flush_denormal), so the smallest normal number counts; float16 conversions never flush.
-_TINY = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
-
-# Numbers of a type below this may be read as zero (torch.set_flush_denormal, and some GPUs). The switch belongs to each
-# thread of a pool, so nobody can ask for it: it always counts. Conversions from float16 read every number.
-_UNREAD = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 0.0}
-
-# The largest magnitude that may appear in an intermediate result, with room for sums of 2^20 terms.
-_SAFE = {torch.float64: 1e290, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 1e30}
-
 # What tensor cores may cut off a factor of float32, relative to it, when they take it for TF32.
 TF32 = 2.0**-10
 
 # Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
 NEGLIGIBLE_NATS = 100.0
+
+# The most keys a GPU's fused attention kernel sums before it rescales: up to 176 were seen, 256 leaves room.
+LARGEST_TILE = 256
 
 # exp by vectorised polynomials (20 ulp in PyTorch's fused CPU attention) or by the GPU's exp2 unit.
 EXP_ULPS = 64
@@ -45,17 +34,25 @@ EXP_ULPS = 64
 
 def unit(dtype: torch.dtype) -> float:
     """The unit round-off of a type."""
-    return 2.0 ** -_BITS[dtype]
+    return torch.finfo(dtype).eps / 2
 
 
 def tiny(dtype: torch.dtype) -> float:
-    """The largest absolute error of rounding to zero in a type."""
-    return _TINY[dtype]
+    """The largest absolute error of a result too small for a type.
+
+    Subnormals may be flushed (on GPUs, or under torch.set_flush_denormal), so the smallest normal number counts;
+    float16 conversions never flush.
+    """
+    return 2.0**-25 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def flush_threshold(dtype: torch.dtype) -> float:
-    """Numbers of a type that are smaller may be read as zero."""
-    return _UNREAD[dtype]
+    """Numbers of a type that are smaller may be read as zero (torch.set_flush_denormal, and some GPUs).
+
+    The switch belongs to each thread of a pool, so nobody can ask for it: it always counts. Conversions from float16
+    read every number.
+    """
+    return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype: torch.dtype) -> _Lengths:
@@ -68,8 +65,8 @@ def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype
 
 
 def safe(dtype: torch.dtype) -> float:
-    """The magnitude below which no intermediate of a type overflows."""
-    return _SAFE[dtype]
+    """The magnitude below which no intermediate of a type overflows, with room for sums of 2^20 terms."""
+    return 1e290 if dtype == torch.float64 else 1e30
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -104,15 +101,12 @@ def products(dtype: torch.dtype, device: str) -> Products:
     """How matrix products round for inputs of a type, the user's precision switches obeyed.
 
     On a GPU, tensor cores may truncate where IEEE rounds, which doubles the unit, and float32 attention may run as
-    three TF32 passes, which stay within eight units. Whether a CPU honours narrower products is
-    tested once on it.
+    three TF32 passes, which stay within eight units. Whether a CPU honours narrower products is tested once on it.
     """
-    u = unit(accumulator(dtype))
-    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(_float32_products(device), 0.0)
+    u, word = unit(accumulator(dtype)), _float32_products(device)
+    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(word, 0.0) if dtype == torch.float32 else 0.0
     asked = entry > 0 and device == "cpu" and not torch.compiler.is_compiling()
-    if dtype != torch.float32 or (
-        asked and not _narrows_on_cpu(_float32_products(device), torch.backends.mkldnn.enabled)
-    ):
+    if asked and not _narrows_on_cpu(word, torch.backends.mkldnn.enabled):
         entry = 0.0
     grain = 1 if device == "cpu" or dtype == torch.float64 else 8 if dtype == torch.float32 else 2
     return Products(entry, grain * u)
@@ -142,14 +136,6 @@ def _narrows_on_cpu(word: str, onednn: bool) -> bool:
     return any(bool((mean - (1 + 2.0**-12) ** 2).abs().amax() > 2.0**-20) for mean in means)
 
 
-def largest_tile(device: str) -> int:
-    """The most keys a fused attention kernel sums before it rescales: 512 in PyTorch's CPU kernel.
-
-    Kernels on GPUs take up to 176; 256 leaves room.
-    """
-    return 512 if device == "cpu" else 256
-
-
 def tiled_depths(n: int, dtype: torch.dtype, device: str, many: bool) -> tuple[float, float]:
     """The most roundings any one term goes through in the sums of an average over n keys: weighted values, weights.
 
@@ -159,7 +145,7 @@ def tiled_depths(n: int, dtype: torch.dtype, device: str, many: bool) -> tuple[f
     rows are not enough, nothing is assumed of the order.
     """
     if device != "cpu":
-        depth = min(n, largest_tile(device) + n / 16) + 8
+        depth = min(n, LARGEST_TILE + n / 16) + 8
         return depth, depth
     if dtype == torch.float64 or not many:
         return n + 8.0, n + 8.0

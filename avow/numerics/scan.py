@@ -22,6 +22,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from avow.core import Sizes
+from avow.numerics.masks import slices
+
 # Keys per block: within a block rows meet keys pair by pair, between blocks through sums.
 BLOCK = 64
 # Keys per tile: a tile shares one reference, and its features (all heads) stay in cache.
@@ -46,17 +49,20 @@ class Keys(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that is remembered of the keys so far, in O(m·e), and how many tiles were added up to it."""
+    """All that is remembered of the keys so far, in O(m·e), how many tiles were added up to it, and the power of two
+    that values were divided by, if any.
+    """
 
     top: Float[Tensor, "b g 1 #m"]
     sums: Float[Tensor, "b g m e"]
     total: Float[Tensor, "b g m 1"]
     steps: int = 0
+    size: Float[Tensor, "b g 1 1"] | None = None
 
     def seen_from(self, reference: Tensor) -> State:
         """The same state relative to a higher reference."""
         shrink = torch.exp(self.top - reference).transpose(-1, -2)
-        return State(reference, self.sums * shrink, self.total * shrink, self.steps)
+        return self._replace(top=reference, sums=self.sums * shrink, total=self.total * shrink)
 
 
 class Sums(NamedTuple):
@@ -139,13 +145,13 @@ def nothing(values: Float[Tensor, "b g s e"], features: int, logs: int) -> State
 
 
 def in_one_unit(
-    state: State, before: Tensor | None, values: Float[Tensor, "b g s e"], now: Tensor | None
+    state: State, values: Float[Tensor, "b g s e"], size: Tensor | None
 ) -> tuple[State, Tensor, Tensor | None]:
     """Sums divided by one power of two and new values divided by another, both divided by the larger, and that."""
-    if before is None and now is None:
+    if state.size is None and size is None:
         return state, values, None
     one = torch.ones_like(values[..., :1, :1])
-    before, now = (one if x is None else x for x in (before, now))
+    before, now = (one if x is None else x for x in (state.size, size))
     # Sums of nothing have no unit: one would swallow values near underflow.
     read = (state.total > 0).any(-2, keepdim=True)
     larger = torch.where(read, torch.maximum(before, now), now)
@@ -167,9 +173,7 @@ def tile_length(per_position: int) -> int:
 
 def tiles(length: int, per_position: int) -> Iterator[slice]:
     """A sequence cut into tiles."""
-    step = tile_length(per_position)
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
+    return slices(length, tile_length(per_position))
 
 
 def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, state: State | None = None) -> State:
@@ -236,11 +240,9 @@ def causal(
 
         _collect(late, heads, queries - s, last, normalise, collector)
     elif s > queries:
-
-        def unseen(span: slice) -> Keys:
-            return keys_of(slice(span.start + queries, span.stop + queries))
-
-        state = absorb(unseen, values[..., queries:, :], m, state)
+        state = absorb(
+            lambda span: keys_of(slice(span.start + queries, span.stop + queries)), values[..., queries:, :], m, state
+        )
     return collector.joined(), state
 
 
@@ -338,9 +340,8 @@ def _blocks(
     near.unflatten(3, (r, size)).tril_()
 
     def in_rows(out: Tensor) -> Tensor:
-        return (
-            out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)[..., :length, :]
-        )
+        by_head = out.reshape(b, g, blocks, r, size, -1).transpose(2, 3)
+        return by_head.reshape(b, g, r, blocks * size, -1)[..., :length, :]
 
     numerator = in_rows((near @ w).add_(y @ _earlier(own.sums, before.sums)))
     normaliser = None
@@ -376,3 +377,60 @@ def depth(keys: int, steps: int) -> float:
     halved down to single keys, so their number is counted, not assumed.
     """
     return min(keys, TILE) + 4 * steps + 2 * BLOCK + 16
+
+
+def tile_count(sizes: Sizes, features: int) -> int:
+    """How many tiles a pass over rows and keys works through."""
+    z = sizes
+    rows, keys = (tile_length(z.batch * heads * features) for heads in (z.heads, z.linear_key_heads))
+    return -(-z.queries // rows) + -(-z.keys // keys)
+
+
+def pass_flops(sizes: Sizes, features: int, normalise: bool, shared: bool = False) -> int:
+    """Multiply-adds, counted as two, of one pass over keys and rows; `shared` where features share one log a key."""
+    z, m, e = sizes, features, sizes.value_dim
+    read = e + normalise
+    per_key, per_row = 2 * z.batch * z.linear_key_heads * m * (e + shared), 2 * z.batch * z.heads * m * read
+    if not z.causal:
+        return per_key * z.keys + per_row * z.queries
+    total, paired = 0, min(z.queries, z.keys)
+    for span in tiles(paired, z.batch * z.heads * m):
+        length = span.stop - span.start
+        size = min(BLOCK, length)
+        padded = -(-length // size) * size
+        total += padded * (2 * z.batch * z.linear_key_heads * m * e + per_row + 2 * z.batch * z.heads * size * (m + e))
+        total += 2 * z.batch * z.linear_key_heads * (padded // size) ** 2 * m * read
+    return total + per_key * (z.keys - paired) + per_row * (z.queries - paired)
+
+
+def running_flops(sizes: Sizes, features: int) -> int:
+    """Multiply-adds, counted as two, of `running` over every tile of a causal pass."""
+    z = sizes
+    per_head, paired = 2 * z.batch * z.linear_key_heads * features, min(z.queries, z.keys)
+    late = len(list(tiles(z.queries - paired, z.batch * z.heads * features)))
+    lengths = [span.stop - span.start for span in tiles(paired, z.batch * z.heads * features)] + [1] * late
+    total = 0
+    for length in lengths:
+        size = min(BLOCK, length)
+        blocks = -(-length // size)
+        total += per_head * (blocks * size * size + blocks * blocks)
+    return total
+
+
+def peak_bytes(sizes: Sizes, features: int, item: int, per_row: int) -> int:
+    """What a pass holds at its peak beyond its inputs: copies of the values, the answer, and one tile's work.
+
+    `per_row` counts what a row's features are made from, beyond themselves.
+    """
+    z, m, e = sizes, features, sizes.value_dim
+    rows, shared = z.batch * z.heads, z.batch * z.linear_key_heads
+    tile = min(tile_length(rows * m), z.queries)
+    held = shared * z.keys * e * item if item != z.item else 0
+    if tile < z.queries:
+        held += rows * z.queries * e * item
+    if not z.causal:
+        # From the second tile on, the features of the one before are still held.
+        return held + item * tile * rows * ((2 * m if tile < z.queries else m) + e + per_row)
+    # Per key: its features and running sums, one per block, three times over. Per row: features, near weights, sums.
+    regrouped = m + e if z.heads != z.linear_key_heads else 0
+    return held + item * tile * (shared * (m + 3 * m * e // BLOCK) + rows * (m + BLOCK + 2 * e + regrouped))

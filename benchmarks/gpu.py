@@ -19,13 +19,6 @@ def calls(options: Options) -> list[Result]:
     return steps.run("cuda", (steps.QUICK if options.quick else steps.FULL)["cuda"], options.heads, _tell)
 
 
-def decode(options: Options) -> list[Result]:
-    """The kernels of a certified step in a CUDA graph, and each one's share of what memory allows."""
-    from avow.bench import decode as steps
-
-    return steps.run_kernels("cuda", steps.QUICK_KERNELS if options.quick else steps.FULL_KERNELS, options.heads, _tell)
-
-
 def linear(options: Options) -> list[Result]:
     """Kernels of linear attention against exact attention and flash-linear-attention."""
     from avow.bench import linear as kernels

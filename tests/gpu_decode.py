@@ -2,7 +2,8 @@
 
 First each kernel is held to its reference at a few shapes. Then come whole steps.
 So many rows at least are held to deterministic bounds, and as many to statistical ones, against float64; a line every
-few seconds tells how far it is, and with `--seconds` it ends about then with what it has. Caches come in families:
+few seconds tells how far it is, and with `--seconds` it ends about then with what it has. For a part of that time come
+caches that grow token by token, called and replayed from CUDA graphs. Caches come in families:
 Gaussian, clustered, with giant keys, all keys equal, with values that grow with their weight, or that point away from
 what is read. Truth in float64 errs by far less than these bounds, all of which hold answers in 16 bits or 32.
 """
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from avow.kernels.sparse_decode import decode, value_lengths
+from avow.nn import KeyValueCache
 from avow.numerics.sketch import sketched
 from tests.helpers.decode_checks import faults_beside_references
 
@@ -167,6 +169,60 @@ def run(
     raise AssertionError("shapes must not be empty")
 
 
+def run_caches(
+    seed: int, device: str, seconds: float, shapes: Sequence[Shape] = SHAPES
+) -> tuple[Counter[str], list[str]]:
+    """The same for caches as users call them: tokens in any portions, then steps from Python and in a CUDA graph."""
+    rng, counts, stories = random.Random(seed), Counter[str](), list[str]()
+    torch.manual_seed(seed)
+    start = time.monotonic()
+    for shape in itertools.cycle(shapes):
+        batch, groups, siblings, s, d, kind = shape
+        family, tol = rng.choice(list(FAMILIES)), 10 ** rng.uniform(-1.7, -0.3)
+        confidence = rng.choice((1.0, _CONFIDENCE))
+        s = rng.randrange(s // 2, s)
+        k, v = FAMILIES[family](*(torch.randn(batch, groups, s + 64, d, device=device) for _ in range(2)), rng)
+        k, v = (x.to(kind).contiguous() for x in (k, v))
+        cache = KeyValueCache(groups, d, batch=batch, dtype=kind, device=device, capacity=s + 64)
+        while cache.position < s:
+            many = min(rng.choice((1, 7, 64, 65, 1000, s)), s - cache.position)
+            cache.append(*(x[:, :, cache.position : cache.position + many] for x in (k, v)))
+        token, scale = [x[:, :, s : s + 1].clone() for x in (k, v)], d**-0.5
+        q = torch.empty(batch, groups * siblings, 1, d, dtype=kind, device=device)
+        graph, captured = None, None
+        for at in range(s, s + 24):
+            sought = k[:, :, torch.randint(at, (siblings,), device=device)].float().flatten(1, 2).unsqueeze(2)
+            q.copy_(10 ** rng.uniform(-1, 0.5) * torch.randn_like(q) + rng.choice((0.0, 1.0, 3.0)) * sought)
+            for own, x in zip(token, (k, v), strict=True):
+                own.copy_(x[:, :, at : at + 1])
+            if graph is not None and captured is not None:
+                graph.replay()
+                out, certificate = captured
+            else:
+                cache.append(*token)
+                out, certificate = cache.attend(q, tol, confidence, scale)
+            truth = Truth(k[:, :, : at + 1], v[:, :, : at + 1], scale)
+            (errors,) = truth.errors(q[:, :, 0], out[:, :, 0])
+            wrong = int((~(errors <= certificate.rows[..., 0])).sum())
+            how = "called" if graph is None else "replayed"
+            counts[how if confidence == 1 else f"{how}, drawn"] += errors.numel()
+            counts["broken" if confidence == 1 else "missed"] += wrong
+            counts["beyond the tolerance"] += int((certificate.rows > tol).sum())
+            if wrong:
+                stories.append(f"{family}, {shape}, {s} tokens, tol {tol:.2g}, {how}: {wrong} rows broken or missed")
+            if device == "cuda" and at == s + 11:
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    cache.append(*token)
+                    captured = cache.attend(q, tol, confidence, scale)
+        if cache.length != s + 24:
+            stories.append(f"{shape}: {cache.length} tokens held instead of {s + 24}")
+        if time.monotonic() - start > seconds:
+            return counts, stories
+    raise AssertionError("shapes must not be empty")
+
+
 def _told(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in counts.items())
 
@@ -180,9 +236,12 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
     faults = faults_beside_references("cuda", (200, 5000))
-    counts, stories = run(chosen.rows, chosen.seed, "cuda", chosen.seconds)
-    print(*faults, *stories[:20], sep="\n")
+    counts, stories = run(chosen.rows, chosen.seed, "cuda", 0.7 * chosen.seconds)
+    own, others = run_caches(chosen.seed, "cuda", min(0.3 * chosen.seconds, 120.0))
+    print(*faults, *stories[:20], *others[:20], sep="\n")
     print(f"{_told(counts)} in {time.monotonic() - start:.0f} s")
+    print(f"caches: {_told(own)}")
+    faults += others if own["broken"] or own["missed"] > 1e-3 * own.total() else []
     # Without a miss, 99% sure that the rate is below this.
     print(f"0 of {counts['sampled']:,} sampled rows would put the rate below {4.61 / max(counts['sampled'], 1):.2g}")
     allowed = (1 - _CONFIDENCE) * counts["sampled"]

@@ -19,7 +19,6 @@ from avow.bench.cases import Case, Sizes, cases, distances, exact, stored
 from avow.bench.clock import Clock
 from avow.bench.results import Goal, Result, Row, shown
 from avow.cli import app
-from avow.kernels.interpreted import interpret
 from avow.nn import KeyValueCache, key_value_cache
 from benchmarks.figures import result_of, text
 
@@ -147,45 +146,15 @@ def test_with_several_layers_the_first_is_left_out(tmp_path: Path) -> None:
     assert [load.kind for load in stored(folder)] == ["layer01"]
 
 
-@pytest.mark.kernels
-def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted() -> None:
-    interpret()
-    steps, kernels = decode.run_kernels("cpu", Sizes((130,), 2, 1, 1, 1), None, lambda step: None)
-    told = [(row["keys"], row["confidence"]) for row in steps.rows]
-    assert told == [(keys, sure) for keys in ("sharp", "diffuse") for sure in (1.0, 0.999)]
-    assert steps.failures == []
-    assert all(float(row["error"] or 0) <= float(row["bound"] or 0) for row in steps.rows)
-    assert {row["kernel"] for row in kernels.rows} >= {
-        "bounds",
-        "cut and list",
-        "draws and list",
-        "attention",
-        "merge",
-    }
-
-
-@pytest.mark.kernels
-def test_kernels_whose_answers_are_off_get_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpret()
-    monkeypatch.setattr(decode, "distances", lambda case, out: distances(case, out) + 1)
-    steps, kernels = decode.run_kernels("cpu", Sizes((70,), 1, 1, 1, 1), None, lambda step: None)
-    assert steps.rows == kernels.rows == []
-    assert steps.failures[0].startswith("sharp, n = 70, confidence 1: a bound was broken: error 1")
-
-
-def test_a_step_that_saves_nothing_is_followed_by_the_pauses_of_a_cache() -> None:
-    took: list[str] = []
-    decode.paused(lambda: took.append("look"), lambda: took.append("rest"))()
-    assert len(took) == 64
-    # One, two, four answers and so on between them.
-    assert [at for at, what in enumerate(took) if what == "look"] == [0, 2, 5, 10, 19, 36]
-
-
 def test_goals_are_judged_by_what_was_found() -> None:
     row: Row = {"keys": "real", "n": 65536, "confidence": 1.0, "times faster": 0.5}
     missed, met = (decode.goals([row | {"times faster": ratio}])[0] for ratio in (0.5, 1.5))
     assert str(missed) == "MISSED: real keys, n = 65536: not slower than exact; found 0.5" and met.met
     assert decode.goals([row | {"n": 4096}]) == []
+    row = {"keys": "real", "n": 131072, "confidence": 1.0, "step ms": 0.3, "captured ms": 0.06}
+    late, fast = decode.goals([row | {"captured times faster": 2.3}])
+    assert str(late) == "MISSED: called at 131072 tokens: at most 0.2 ms; found 0.3 ms"
+    assert str(fast).endswith("real keys, n = 131072: captured, 2.2 times exact; found 2.3") and fast.met
 
 
 def test_calls_take_turns() -> None:

@@ -328,3 +328,43 @@ def test_a_certificate_of_a_captured_step_tells_of_the_last_replay() -> None:
     bounds = iter([1e-3, 2e-3])
     follows = LazyCertificate.of(lambda: fields | {"bound": next(bounds)}, follows=True)
     assert (follows.bound, follows.bound) == (1e-3, 2e-3)
+
+
+def test_a_sketch_has_one_size_however_tokens_come() -> None:
+    """Large keys after small ones: groups that were sketched before must not be read in another unit."""
+    cache = filled(70, capacity=512)
+    for tokens, size in ((130, 64.0), (1, 1.0), (200, 0.1)):
+        k, v = (torch.randn(1, 2, tokens, 32, dtype=torch.bfloat16) for _ in range(2))
+        cache.append(size * k, v)
+        q = asked(2.0)
+        out, certificate = cache.attend(q, tol=TOL)
+        assert bool((errors(cache, q, out) <= certificate.rows).all()) and certificate.keeps(TOL)
+    one_by_one = KeyValueCache(2, 32, dtype=torch.bfloat16, capacity=512)
+    for _ in range(66):
+        appended(one_by_one)
+    assert one_by_one._store is not None
+    size = one_by_one._store.size.clone()
+    k, v = (torch.randn(1, 2, 200, 32, dtype=torch.bfloat16) for _ in range(2))
+    one_by_one.append(64 * k, v)
+    assert torch.equal(one_by_one._store.size, size) and bool((size > 0).all())
+    out, certificate = one_by_one.attend(asked(2.0), tol=TOL)
+    assert certificate.keeps(TOL)
+
+
+def test_a_cache_made_in_inference_mode_goes_on_outside_of_it() -> None:
+    with torch.inference_mode():
+        cache = filled(130)
+        cache.attend(asked(), tol=TOL)
+    appended(cache)
+    q = asked()
+    out, certificate = cache.attend(q, tol=TOL)
+    assert bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+def test_a_copy_appends_to_its_own_tokens() -> None:
+    cache = filled(130, capacity=256)
+    other = copy.deepcopy(cache)
+    appended(other, 3)
+    assert (cache.length, other.length) == (130, 133)
+    assert cache._store is not None and cache._store.used.tolist() == [130, 130]
+    assert other._store is not None and other._buffers["keys"].data_ptr() == other._store.k.data_ptr()

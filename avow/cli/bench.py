@@ -28,8 +28,7 @@ def decode(
 ) -> None:
     """A certified decoding step, as it is called, beside exact ones.
 
-    On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of the memory bandwidth; a call from
-    Python takes longer. Fails if an answer breaks its certificate.
+    On a GPU also captured in a CUDA graph. Fails if an answer breaks its certificate.
     """
     from avow.bench import decode as decoding
     from avow.bench.cases import count, stored
@@ -42,10 +41,8 @@ def decode(
         sizes = sizes._replace(lengths=tuple(length))
     if heads is not None:
         stored(heads)  # a folder that cannot be used is named before anything runs
-    with progress(count(sizes, heads) * (2 if where == "cuda" else 1)) as tell:
+    with progress(count(sizes, heads)) as tell:
         results = decoding.run(where, sizes, heads, tell)
-        if where == "cuda":
-            results += decoding.run_kernels(where, sizes, heads, tell)
     _present(machine(where), results, as_json)
 
 

@@ -247,8 +247,7 @@ class KeyValueCache(TokenBuffers):
             or (not is_capturing(self.device) and self._steps.ill)
         ):
             return None
-        with torch.no_grad():
-            return Attended(*self._steps.step(q, self._tokens, last[2]))
+        return Attended(*self._steps.step(q, self._tokens, last[2]))
 
     def _found_ill(self) -> str:
         """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""

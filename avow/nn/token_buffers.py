@@ -114,12 +114,14 @@ class TokenBuffers:
         """Why kernels do not keep and read these tokens; empty if they do."""
         self._store: TokenStore | None = None
         """The buffers as kernels know them, with how many tokens each head has."""
+        self._append_one: Replayed | None = None
         self._replayed = False
         """Whether a CUDA graph may append tokens that only the device counts."""
         self._counted = 0
         self._base = 0
         """The position of the first token that the buffers hold: the first of a group."""
-        self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
+        with torch.inference_mode(False):  # it is written to outside, too
+            self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
         self._spread: Tensor | None = None
@@ -218,32 +220,41 @@ class TokenBuffers:
         if count == 0:
             return
         capturing = is_capturing(self.device)
-        if not capturing and self._position + count > self._buffers["keys"].shape[2]:
+        # Who replays a graph has said how many tokens there will be; the device counts, and says if they were more.
+        counted = capturing or (self._replayed and self.capacity is not None)
+        if not counted and self._position + count > self._buffers["keys"].shape[2]:
+            self._sketched = self._groups
             self._buffers, _ = self._grown(0, self._position + count)
             self._bind()
         assert self._store is not None
-        if self._metric is None and count >= GROUP:
-            # The first whole groups say how large keys are, and in which channels they lose most.
+        if self._metric is None and count >= GROUP and self._counted < GROUP and not (capturing or self._replayed):
+            # The first whole groups say how large keys are, and in which channels they lose most. Sketches are of one
+            # size: later groups, and a graph that is replayed, must not say it again.
             first = sketched(k[:, :, : min(count // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
             self._metric, self._size = first.metric, first.size
             self._store.metric.copy_(first.metric.flatten(0, 1))
             self._store.size.copy_(first.size.flatten())
         if capturing:
             self._replayed = True
-            append(self._store, k, v)
         else:
             self._counted += count
-            if count == 1 and k.is_cuda:
-                self._append_one(k, v)
-            else:
-                append(self._store, k, v)
-        self._sketched = self._groups
+        if capturing or count > 1 or not k.is_cuda:
+            # A head's first group says how large its keys are, where nothing else did: it goes ahead of the others.
+            ahead = GROUP if self._metric is None and count > GROUP else count
+            append(self._store, k[:, :, :ahead], v[:, :, :ahead])
+            if ahead < count:
+                append(self._store, k[:, :, ahead:], v[:, :, ahead:])
+        else:
+            if self._append_one is None:
+                self._append_one = Replayed(functools.partial(append, self._store))
+            self._append_one(k, v)
 
+    @torch.inference_mode(False)
     def _bind(self) -> None:
         """Have kernels write to the buffers as they are now, and to what is known of their tokens."""
         if self._unfit:
             return
-        from avow.kernels.append_tokens import TokenStore, append
+        from avow.kernels.append_tokens import TokenStore
 
         heads = self.batch * self.key_heads
         flat = {name: x.flatten(0, 1) for name, x in self._buffers.items()}
@@ -255,8 +266,8 @@ class TokenBuffers:
             known = metric, size, *lengths, torch.zeros(heads, device=self.device), *counts
         else:
             known = self._store[len(PARTS) + 3 :]
-        self._store = store = TokenStore(*(flat[name] for name in ("keys", "values", "norms", *PARTS)), *known)
-        self._append_one = Replayed(lambda k, v: append(store, k, v))
+        self._append_one = None
+        self._store = TokenStore(*(flat[name] for name in ("keys", "values", "norms", *PARTS)), *known)
 
     def _report_faults(self) -> None:
         """Raise if tokens that were appended have no bound; this waits for the device."""
@@ -416,6 +427,7 @@ class TokenBuffers:
             self._known_bounds = LengthBounds(self._longest.flatten().tolist(), longest, min(shortest))
         return self._known_bounds
 
+    @torch.inference_mode(False)
     def _no_extremes(self) -> Float64[Tensor, "b g 2"]:
         nothing = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device)
         return nothing.repeat(self.batch, self.key_heads, 1)

@@ -74,12 +74,12 @@ def test_a_step_is_an_append_and_an_attend_beside_a_copy_and_exact_attention(mon
     (result,) = decode.run("cpu", sizes, None, lambda step: None)
     assert [row["n"] for row in result.rows] == [100] * 4 and result.failures == []
     # Checked once, then timed: each time after one more token.
-    assert attended == [*range(100, 107)] * 4 and appended == [100, *[1] * 6] * 4
+    assert attended == [*range(101, 108)] * 4 and appended == [100, *[1] * 7] * 4
 
 
 def test_the_table_is_for_people() -> None:
     shown = run("--device", "cpu", "--quick", "--length", "100").stdout
-    assert "times faster" in shown and "cache too short for sparse decoding (100 tokens)" in shown
+    assert "times faster" in shown and "cache too short for sparse decoding (101 tokens)" in shown
 
 
 def test_an_answer_that_breaks_its_bound_gets_no_speed_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +101,11 @@ def test_a_bound_above_the_tolerance_is_a_fault() -> None:
     cache = KeyValueCache(2, 128)
     cache.append(case.k, case.v)
     found = cache.attend(case.q.unsqueeze(2), 1e-2, scale=case.scale)
-    assert decode.check(case, found)[1] == []
+    assert decode.check(case, cache, found)[1] == []
     loose = dataclasses.replace(found.certificate, bound=0.5)
-    assert decode.check(case, Attended(found.out, loose))[1] == ["the bound 0.5 exceeds the tolerance 0.01"]
+    assert decode.check(case, cache, Attended(found.out, loose))[1] == ["the bound 0.5 exceeds the tolerance 0.01"]
     lost = Attended(found.out * torch.nan, found.certificate)
-    assert decode.check(case, lost)[1][0] == "an answer is not finite"
+    assert decode.check(case, cache, lost)[1][0] == "an answer is not finite"
 
 
 def test_the_distance_is_that_of_the_definition_and_only_right_rivals_start() -> None:

@@ -252,9 +252,10 @@ def test_two_threads_may_look_at_once() -> None:
             "kind": "none",
             "bound": 0.0,
             "rows": torch.zeros(1),
+            "reason": expected,
         }
 
-    certificate = LazyCertificate.of(later, reason=expected)
+    certificate = LazyCertificate.of(later)
     found: list[str] = []
     threads = [threading.Thread(target=lambda: found.append(certificate.method + certificate.reason)) for _ in range(4)]
     for thread in threads:

@@ -32,7 +32,6 @@ Change = Callable[[dict[str, Tensor], Facts], object]
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short caches ask their sketch too, and whatever takes less than everything pays."""
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.0)))
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
 
 
@@ -194,7 +193,7 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     ),
     "metric scalar": (changed_to("metric", lambda x: x[0, 0, 0]), "metric is ()"),
     "no size": (lambda held, facts: held.pop("size"), "its tensors must be keys, values"),
-    "bold": (lambda held, facts: held.update(bold=torch.zeros(1, 2, 1, dtype=torch.float64)), "bold holds numbers"),
+    "bold": (lambda held, facts: held.update(bold=-torch.ones(1, 2, 1, dtype=torch.float64)), "bold holds numbers"),
     "bold flat": (lambda held, facts: held.update(bold=torch.ones(2, dtype=torch.float64)), "bold is (2,)"),
 }
 

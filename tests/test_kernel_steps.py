@@ -30,7 +30,6 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches on a CPU are answered by kernels, interpreted, however short they are."""
     monkeypatch.setattr(kernel_steps, "_absent", lambda device: "")
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
-    monkeypatch.setattr(KeyValueCache, "_price", lambda *_: 0.0)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
     monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
     # Half of so few tokens have no sketch.

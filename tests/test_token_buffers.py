@@ -22,13 +22,12 @@ from avow.errors import (
 )
 from avow.nn import KeyValueCache, key_value_cache, token_buffers
 from avow.numerics.sketch import Sketch
-from tests.helpers.caches import DTYPES, errors, filled, queries, tokens
+from tests.helpers.caches import errors, filled, queries, tokens
 
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short caches ask their sketch too, and whatever takes less than everything pays."""
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.0)))
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
 
 
@@ -245,7 +244,6 @@ def test_no_memory_to_grow_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
         cache.append(k, v)
     monkeypatch.undo()
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.0)))
     assert cache.length == 301
     after = cache.attend(q, 0.1)
     assert torch.equal(before.out, after.out) and before.certificate == after.certificate

@@ -37,7 +37,7 @@ _RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "metric": (lambda x: (x >= _LOW) & (x <= _HIGH), f"from {_LOW:g} to {_HIGH:g}"),
     "size": (lambda x: (x > 0) & x.isfinite() & (torch.frexp(x).mantissa == 0.5), "powers of two"),
     "spread": (lambda x: x > 0, "above 0"),
-    "bold": (lambda x: (x >= 1) & x.isfinite(), "finite and at least 1"),
+    "bold": (lambda x: (x >= 0) & x.isfinite(), "finite and at least 0"),
 }
 
 

@@ -56,6 +56,7 @@ from torch import Tensor
 
 from avow.core import Certificate, Computed, LazyCertificate, Norms, Problem
 from avow.core.certify import certify
+from avow.errors import is_out_of_memory
 from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse, Trace
 from avow.numerics.norms import row_norms, slack
@@ -88,12 +89,20 @@ class CachedTokens(NamedTuple):
     """A lower bound on the length of any value."""
 
 
-def unavailable() -> str:
-    """Why no step can be taken on this machine, empty if steps can."""
-    return "" if importlib.util.find_spec("numba") else "numba is not installed (pip install 'avow[cpu]')"
-
-
 @functools.cache
+def unavailable() -> str:
+    """Why no step can be taken on this machine, empty if steps can; asked first, it compiles the stages if need be."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed (pip install 'avow[cpu]')"
+    try:
+        _stages()
+    except Exception as error:  # whatever a compiler or its installation may come up with
+        if is_out_of_memory(error):
+            raise
+        return f"numba could not compile ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+    return ""
+
+
 def _stages() -> ModuleType:
     """The compiled stages; the first process on a machine that asks for them waits for the compiler."""
     from avow.decode import cpu_stages
@@ -244,7 +253,7 @@ class _Space:
             "out": ((*rows, e), np.float64),
             "rows": ((*rows, stages.ROWS), np.float64),
             "flags": ((heads, stages.FLAGS), np.int64),
-            "counter": ((1,), np.int64),
+            "counter": ((2,), np.int64),
         }
         self._arrays: dict[str, np.ndarray] = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
         self.out, self.rows, self._counter = (self._arrays[name] for name in ("out", "rows", "counter"))
@@ -285,16 +294,17 @@ class _Space:
         record["longest_key"], record["longest"], record["unit"] = at, at + row, at + 2 * row
         record["learnt"], record["factor"], record["drop"] = learnt.data_ptr(), factor, drop
         threads = torch.get_num_threads()
-        self._do(stages.prepare, 1)
+        heads, pieces = self.sizes[0], self.sizes[0] * int(record["chunks"])
+        self._do(stages.prepare, 1, 1)
         if record["status"]:
             about = "logits are too large for float32" if record["status"] == stages.UNFIT_RANGE else ""
             return about or "float32 would take more than a tenth of the tolerance"
-        self._do(stages.look, threads)
+        self._do(stages.look, threads, pieces)
         for attempt in range(stages.ATTEMPTS):
             record["attempt"] = attempt
-            self._do(stages.choose, threads if self.sizes[0] > 4 * threads else 1)
-            self._do(stages.read, threads)
-            self._do(stages.merge, 1)
+            self._do(stages.choose, threads if heads > 4 * threads else 1, heads)
+            self._do(stages.read, threads, pieces)
+            self._do(stages.merge, 1, 1)
             if not record["late"]:
                 return ""
         return "sums are not finite"
@@ -307,6 +317,9 @@ class _Space:
         retry = f"sparse decoding did not pay; retrying in {left} steps"
         return "most of the tokens would have to be read in full" if looked else retry
 
-    def _do(self, stage: Any, threads: int) -> None:
-        self._counter[0] = 0
+    def _do(self, stage: Any, threads: int, pieces: int) -> None:
+        """Have threads do all pieces of a stage; raises if one was left, as there was no memory for it."""
+        self._counter[:] = 0
         _run(stage, self._address, threads)
+        if self._counter[1] != pieces:
+            raise MemoryError("not enough memory for a decoding step")

@@ -1,4 +1,4 @@
-r"""One decoding step in four stages of compiled code: `prepare`, `look`, `choose`, `read`, then `merge`.
+r"""One decoding step in five stages of compiled code: `prepare`, `look`, `choose`, `read` and `merge`.
 
 Logits are in bits: base-2 logarithms of weights. The tokens of a key head are taken in chunks of 32 groups, each of
 which is the work of one thread at a time; what chunks yield is merged in their order, so answers do not depend on how
@@ -8,10 +8,15 @@ many threads there are. The constants of `prepare` and the bound of `merge` are 
 from __future__ import annotations
 
 import math
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import carray, cfunc, from_dtype, njit, types
 
+from avow.decode import vector_loops
 from avow.decode.vector_loops import bits_of, code_products, float_of, pointer, row_products, row_sums, take_next
 
 GROUP = 64
@@ -52,11 +57,14 @@ _SPACE = "learnt sketch_q key_q upper constants bins chunk_sums partials out row
 FRAME = np.dtype(
     [(name, np.int64) for name in f"{_SIZES} {_TOKENS} {_SPACE}".split()]
     + [(name, np.float64) for name in ("factor", "drop")]
+    # Compiled code is looked up by its signature and this file alone: other loops make another signature.
+    + [(f"loops_{zlib.crc32(Path(vector_loops.__file__).read_bytes())}", np.int8)]
 )
 """What a step works on. There is room for `room` tokens and `group_room` groups in the arrays of a head; the first
 `hidden` of the tokens are not seen. Of the space, float64 `learnt` is (H, R + 2), `constants` (H, R, CONSTANTS), `bins`
 (H, R, BINS), `chunk_sums` (H, C, R, 2), `partials` (ATTEMPTS, H, C, R, SUMS + e), `out` (H, R, e), `rows` (H, R, ROWS);
-float32 `sketch_q` and `key_q` (H, R, d), `upper` (H, R, groups·64); int64 `flags` (H, 2).
+float32 `sketch_q` and `key_q` (H, R, d), `upper` (H, R, groups·64); int64 `flags` (H, 2); of `counter`,
+the first is what is to be done next, the second how much was done.
 """
 # Constants of a query: its length beside sketched keys, the slope of radii, what grows with a group's reach; how far
 # float32 may move logarithms of weights (in nats) and the answer (in the unit); the origin, ν beside the longest value,
@@ -69,50 +77,63 @@ OFF, COUNT, ROWS = range(3)
 # Of a head: whether all tokens are read, and whether it still has to be answered.
 WHOLE, _ACTIVE, FLAGS = range(3)
 
-_stage = cfunc(types.void(types.CPointer(from_dtype(FRAME))), cache=True)
+
+def _stage(function: Callable[..., Any]) -> Any:
+    """Compiled code, from a file where an earlier process left it, unless there is no place for files."""
+    signature = types.void(types.CPointer(from_dtype(FRAME)))
+    try:
+        return cfunc(signature, cache=True, error_model="numpy")(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return cfunc(signature, error_model="numpy")(function)
 
 
-@njit
+# Errors cannot leave compiled code: a division by zero yields inf or nan, and each piece of work says when it is done.
+_inner = njit(error_model="numpy")
+
+
+@_inner
 def _floats(address, shape):
     return carray(pointer(address), shape, np.float32)
 
 
-@njit
+@_inner
 def _doubles(address, shape):
     return carray(pointer(address), shape, np.float64)
 
 
-@njit
+@_inner
 def _longs(address, shape):
     return carray(pointer(address), shape, np.int64)
 
 
-@njit
+@_inner
 def _words(address, shape):
     return carray(pointer(address), shape, np.uint16)
 
 
-@njit
+@_inner
 def _brain(word):
     """The number that 16 bits are in bfloat16."""
     return float_of(np.int32(word) << np.int32(16))
 
 
-@njit
+@_inner
 def _gamma(terms):
     """γ of float32."""
     u = terms * 2.0**-24
     return u / (1 - u)
 
 
-@njit
+@_inner
 def power_of_two(x):
-    """2^x for x up to 120, right to a part of 2^-20, and exactly 1 for 0; no less than 2^-126.
+    """2^x for x up to 120, right to a part of 2^-20, and exactly 1 for 0; no less than 2^-126; nan for nan.
 
     x is a whole number and a rest f of at most a half: Σ (f·ln 2)^i/i! up to the sixth power is off by 1.3e-7, and
     float32 rounds each step by less than that.
     """
-    x = max(x, np.float32(_LEAST))
+    x = np.float32(_LEAST) if x < _LEAST else x  # nan stays
     whole = (x + np.float32(12582912.0)) - np.float32(12582912.0)  # 1.5·2^23: rounds to whole numbers
     f = x - whole
     y = np.float32(1.5403530e-4)
@@ -166,6 +187,7 @@ def prepare(frame):
             x[_SLOPE] = math.sqrt(weighted) * (1 + 2.0**-20) + 2.0**-60
             x[_TILT] = x[_LENGTH] * (_gamma(dim + 24) + 2.0**-20)
             x[_STRAY], x[_ROUNDING] = stray, rounding
+    take_next(f.counter + 8)
 
 
 @_stage
@@ -188,6 +210,7 @@ def look(frame):
             break
         head, chunk = item // f.chunks, item % f.chunks
         if flags[head, WHOLE]:
+            take_next(f.counter + 8)
             continue
         first = chunk * CHUNK_GROUPS
         count = min(CHUNK_GROUPS, f.groups - first)
@@ -244,9 +267,10 @@ def look(frame):
                 total += lanes[t]
             chunk_sums[head, chunk, row, 0] = top
             chunk_sums[head, chunk, row, 1] = total
+        take_next(f.counter + 8)
 
 
-@njit
+@_inner
 def _every(groups):
     """Every so many tokens one is looked at: a power of two."""
     step = 1
@@ -255,7 +279,7 @@ def _every(groups):
     return step
 
 
-@njit
+@_inner
 def _sample(f, head, row, keys):
     """The keys of every few tokens, relative to the largest that can be; what each bin of all tokens holds about."""
     count, step = f.groups * GROUP, _every(f.groups)
@@ -278,7 +302,7 @@ def _sample(f, head, row, keys):
     return some
 
 
-@njit
+@_inner
 def _limit(bins, budget):
     """The key below which about a budget is left, 0 if it is less than that in any case."""
     left, place = 0.0, BINS
@@ -308,6 +332,7 @@ def choose(frame):
         if head >= heads:
             break
         if flags[head, WHOLE] or not flags[head, _ACTIVE]:
+            take_next(f.counter + 8)
             continue
         whole, count = f.attempt + 1 == ATTEMPTS, 0
         if f.attempt > 0:
@@ -354,9 +379,10 @@ def choose(frame):
             x = constants[head, row]
             x[_BEFORE] = x[_LIMIT]
             x[_LIMIT] = 0.0 if whole else limits[row] * ((1 + x[_NU]) * longest[head])
+        take_next(f.counter + 8)
 
 
-@njit
+@_inner
 def _wanted(f, head, chunk, places, weights, wanted, sums):
     """The tokens of a chunk that are read now, and into `sums` what those that are not may weigh and move."""
     siblings, first = f.siblings, chunk * CHUNK_GROUPS
@@ -414,6 +440,7 @@ def read(frame):
             break
         head, chunk = item // f.chunks, item % f.chunks
         if not flags[head, _ACTIVE]:
+            take_next(f.counter + 8)
             continue
         count = _wanted(f, head, chunk, places, weights, wanted, sums)
         if chunk + 1 == f.chunks and f.attempt == 0:
@@ -429,6 +456,7 @@ def read(frame):
                 mine[row, _LEFT] += sums[0, row, t]
                 mine[row, _MOVED] += sums[1, row, t]
         if count == 0:
+            take_next(f.counter + 8)
             continue
         q, keys = f.key_q + head * siblings * dim * 4, f.keys + head * f.room * dim * size
         values, where = f.values + head * f.room * wide * size, places.ctypes.data
@@ -464,6 +492,7 @@ def read(frame):
             for row in range(siblings):
                 for c in range(wide):
                     mine[row, SUMS + c] += tile[row, c]
+        take_next(f.counter + 8)
 
 
 @_stage
@@ -496,26 +525,28 @@ def merge(frame):
                     left += mine[_LEFT]
                     moved += mine[_MOVED]
                     count += mine[_COUNT]
-                    if mine[_TOTAL] > 0:
+                    if mine[_COUNT] > 0:
                         share = 2.0 ** (mine[_TOP] - top)
                         total += share * mine[_TOTAL]
                         for c in range(wide):
                             answer[c] += share * mine[SUMS + c]
             squares = 0.0
             for c in range(wide):
-                answer[c] = answer[c] / total if total > 0 else 0.0
+                answer[c] /= total
                 squares += answer[c] * answer[c]
             length = math.sqrt(squares) * _OUTWARD
-            off = x[_ROUNDING]
+            # nan compares false with everything.
+            off = x[_ROUNDING] if total > 0 and length < np.inf else np.inf
             if not flags[head, WHOLE]:
                 tail = moved + lost * (1 + longest[head]) + (length + x[_ROUNDING] * longest[head]) * (left + lost)
-                tail *= GROWN * 2.0 ** (x[_ORIGIN] - top) * math.exp(2 * x[_STRAY]) * _OUTWARD if total > 0 else np.inf
-                tail = tail / (total * unit[head]) if total > 0 else np.inf
-                room = (f.drop - off) / tail
+                tail *= GROWN * 2.0 ** (x[_ORIGIN] - top) * math.exp(2 * x[_STRAY]) * _OUTWARD
+                tail /= total * unit[head]
+                room = (f.drop - x[_ROUNDING]) / tail
                 off += tail
-                if not off <= f.drop:
-                    f.late += 1
-                    flags[head, _ACTIVE] = 1
-                    x[_BUDGET] *= AIM * room if room > 0 else 0.0
-            learnt[head, row] = length / longest[head]
+                x[_BUDGET] *= min(AIM * room, 1.0) if room > 0 else 0.0
+            if not off <= f.drop:
+                f.late += 1
+                flags[head, _ACTIVE] = 1
+            learnt[head, row] = length / longest[head] if off <= f.drop else 0.5
             rows[head, row, OFF], rows[head, row, COUNT] = off, count
+    take_next(f.counter + 8)

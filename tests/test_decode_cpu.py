@@ -313,8 +313,7 @@ def test_a_stage_that_was_cut_short_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     cache = filled()
     q = queries(cache.tokens[0], 4, sharp=6.0)
     cache.attend(q, 0.05)
-    run = cpu._run
-    monkeypatch.setattr(cpu, "_run", lambda stage, *rest: stage.__name__ == "read" or run(stage, *rest))
+    monkeypatch.setattr(cpu, "_run", lambda *_: None)
     with pytest.raises(MemoryError, match="not enough memory for a decoding step"):
         cache.attend(q, 0.05)
 

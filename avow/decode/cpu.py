@@ -66,6 +66,13 @@ from avow.numerics.sketch import GROUP
 _EXACT = Exact()
 # Types of tokens, as compiled code numbers them.
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Why compiled code gives a step up, by its `status`.
+_WHY_NOT = (
+    "",
+    "logits are too large for float32",
+    "float32 would take more than a tenth of the tolerance",
+    "sums are not finite",
+)
 # Lengths of values for which float32 has room.
 _FAINT, _LONG = 1e-15, 1e15
 # Shorter caches are read sooner than looked at.
@@ -119,18 +126,18 @@ def _openmp() -> Any:
         return None
 
 
-def _run(stage: Any, frame: int, threads: int) -> None:
-    """Have threads take a stage's work until none is left."""
+def _run(step: Any, frame: int, threads: int) -> None:
+    """Have threads take a step together; returns when it is done and none is left in it."""
     parallel = _openmp()
     if threads == 1:
-        stage.ctypes(frame)
+        step.ctypes(frame)
     elif parallel is not None:
-        parallel(ctypes.c_void_p(stage.address), ctypes.c_void_p(frame), threads, 0)
+        parallel(ctypes.c_void_p(step.address), ctypes.c_void_p(frame), threads, 0)
     else:
-        others = [threading.Thread(target=stage.ctypes, args=(frame,)) for _ in range(threads - 1)]
+        others = [threading.Thread(target=step.ctypes, args=(frame,)) for _ in range(threads - 1)]
         for other in others:
             other.start()
-        stage.ctypes(frame)
+        step.ctypes(frame)
         for other in others:
             other.join()
 
@@ -253,7 +260,7 @@ class _Space:
             "out": ((*rows, e), np.float64),
             "rows": ((*rows, stages.ROWS), np.float64),
             "flags": ((heads, stages.FLAGS), np.int64),
-            "counter": ((2,), np.int64),
+            "counter": ((stages.PHASES, stages.PHASE // 8), np.int64),
         }
         self._arrays: dict[str, np.ndarray] = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
         self.out, self.rows, self._counter = (self._arrays[name] for name in ("out", "rows", "counter"))
@@ -279,6 +286,7 @@ class _Space:
     ) -> str:
         """Takes a step, which leaves its answers in `out` and `rows`; or says why float32 does not serve."""
         stages, buffers, first, record = _stages(), held.buffers, held.first, self._frame[0]
+        record["attempt"] = record["status"] = 0
         groups_of = {name: buffers[name] for name in ("codes", "scale", "zero", "radius", "reach")}
         for name, x in groups_of.items():
             record[name] = x.data_ptr() + first // GROUP * (x.stride(2) * x.element_size())
@@ -293,21 +301,11 @@ class _Space:
         at, row = known.ctypes.data, known.strides[0]
         record["longest_key"], record["longest"], record["unit"] = at, at + row, at + 2 * row
         record["learnt"], record["factor"], record["drop"] = learnt.data_ptr(), factor, drop
-        threads = torch.get_num_threads()
-        heads, pieces = self.sizes[0], self.sizes[0] * int(record["chunks"])
-        self._do(stages.prepare, 1, 1)
-        if record["status"]:
-            about = "logits are too large for float32" if record["status"] == stages.UNFIT_RANGE else ""
-            return about or "float32 would take more than a tenth of the tolerance"
-        self._do(stages.look, threads, pieces)
-        for attempt in range(stages.ATTEMPTS):
-            record["attempt"] = attempt
-            self._do(stages.choose, threads if heads > 4 * threads else 1, heads)
-            self._do(stages.read, threads, pieces)
-            self._do(stages.merge, 1, 1)
-            if not record["late"]:
-                return ""
-        return "sums are not finite"
+        self._counter[:] = 0
+        _run(stages.step, self._address, torch.get_num_threads())
+        if record["status"] == 0 and not self._counter[2 + 3 * record["attempt"] + 2, 1]:
+            raise MemoryError("not enough memory for a decoding step")
+        return _WHY_NOT[record["status"]]
 
     def why_whole(self, learnt: Float64[Tensor, "b g r"]) -> str:
         """Why all tokens of all heads were read; empty if some were not."""
@@ -316,10 +314,3 @@ class _Space:
         looked, left = bool((learnt[..., -2] == learnt[..., -1]).any()), int(learnt[..., -1].amin())
         retry = f"sparse decoding did not pay; retrying in {left} steps"
         return "most of the tokens would have to be read in full" if looked else retry
-
-    def _do(self, stage: Any, threads: int, pieces: int) -> None:
-        """Have threads do all pieces of a stage; raises if one was left, as there was no memory for it."""
-        self._counter[:] = 0
-        _run(stage, self._address, threads)
-        if self._counter[1] != pieces:
-            raise MemoryError("not enough memory for a decoding step")

@@ -1,8 +1,8 @@
-r"""One decoding step in five stages of compiled code: `prepare`, `look`, `choose`, `read` and `merge`.
+r"""One decoding step in compiled code: prepare, look at the sketch, choose, read and merge.
 
 Logits are in bits: base-2 logarithms of weights. The tokens of a key head are taken in chunks of 32 groups, each of
 which is the work of one thread at a time; what chunks yield is merged in their order, so answers do not depend on how
-many threads there are. The constants of `prepare` and the bound of `merge` are proved in `avow.decode.cpu`.
+many threads there are. The constants of `_prepare` and the bound of `_merge` are proved in `avow.decode.cpu`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import numpy as np
 from numba import carray, cfunc, from_dtype, njit, types
 
 from avow.decode import vector_loops
-from avow.decode.vector_loops import bits_of, code_products, float_of, pointer, row_products, row_sums, take_next
+from avow.decode.vector_loops import (
+    bits_of,
+    code_products,
+    current,
+    float_of,
+    pointer,
+    row_products,
+    row_sums,
+    take_next,
+)
 
 GROUP = 64
 CHUNK_GROUPS = 32
@@ -48,10 +57,12 @@ _FLOOR = 2.0**-40
 # What is aimed at, of what may be left; so many times siblings share anew. The answer's length beside the longest value
 # is taken for at least this.
 AIM, _TURNS, _LEAST_NU = 0.75, 4, 0.1
-UNFIT_RANGE, UNFIT_ROUNDING = 1, 2
+UNFIT_RANGE, UNFIT_ROUNDING, UNFIT_SUMS = 1, 2, 3
+# Bytes of the counters of a stage: what is to be taken next, how much was done, and of `_merge`, how many are late.
+PHASE, PHASES = 24, 2 + 3 * ATTEMPTS
 
 # Arrays are addresses; H heads of keys, R queries of each, C chunks of a head.
-_SIZES = "heads siblings dim value_dim tokens hidden groups chunks token_type room group_room width attempt status late"
+_SIZES = "heads siblings dim value_dim tokens hidden groups chunks token_type room group_room width attempt status"
 _TOKENS = "q keys values lengths codes scale zero radius reach metric size longest_key longest unit"
 _SPACE = "learnt sketch_q key_q upper constants bins chunk_sums partials out rows flags counter"
 FRAME = np.dtype(
@@ -63,8 +74,7 @@ FRAME = np.dtype(
 """What a step works on. There is room for `room` tokens and `group_room` groups in the arrays of a head; the first
 `hidden` of the tokens are not seen. Of the space, float64 `learnt` is (H, R + 2), `constants` (H, R, CONSTANTS), `bins`
 (H, R, BINS), `chunk_sums` (H, C, R, 2), `partials` (ATTEMPTS, H, C, R, SUMS + e), `out` (H, R, e), `rows` (H, R, ROWS);
-float32 `sketch_q` and `key_q` (H, R, d), `upper` (H, R, groups·64); int64 `flags` (H, 2); of `counter`,
-the first is what is to be done next, the second how much was done.
+float32 `sketch_q` and `key_q` (H, R, d), `upper` (H, R, groups·64); int64 `flags` (H, 2), `counter` (PHASES, 3).
 """
 # Constants of a query: its length beside sketched keys, the slope of radii, what grows with a group's reach; how far
 # float32 may move logarithms of weights (in nats) and the answer (in the unit); the origin, ν beside the longest value,
@@ -89,7 +99,7 @@ def _stage(function: Callable[..., Any]) -> Any:
         return cfunc(signature, error_model="numpy")(function)
 
 
-# Errors cannot leave compiled code: a division by zero yields inf or nan, and each piece of work says when it is done.
+# Errors cannot leave compiled code: a division by zero yields inf or nan, memory is asked for before work is taken.
 _inner = njit(error_model="numpy")
 
 
@@ -146,10 +156,11 @@ def power_of_two(x):
     return y * float_of((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
-@_stage
-def prepare(frame):
+@_inner
+def _prepare(f, counter):
     """Constants of every query; `status` says why float32 does not serve. Heads on a pause are read whole."""
-    f = carray(frame, 1)[0]
+    if take_next(counter) > 0:
+        return
     heads, siblings, dim = f.heads, f.siblings, f.dim
     shape = (heads, siblings, dim)
     q, sketch_q, key_q = _floats(f.q, shape), _floats(f.sketch_q, shape), _floats(f.key_q, shape)
@@ -157,7 +168,7 @@ def prepare(frame):
     longest_key, longest, unit = _doubles(f.longest_key, heads), _doubles(f.longest, heads), _doubles(f.unit, heads)
     constants = _doubles(f.constants, (heads, siblings, CONSTANTS))
     learnt, flags = _doubles(f.learnt, (heads, siblings + 2)), _longs(f.flags, (heads, FLAGS))
-    f.status, f.attempt, f.late = 0, 0, heads
+    f.status = 0
     for head in range(heads):
         flags[head, _ACTIVE] = 1
         flags[head, WHOLE] = learnt[head, siblings + 1] > 0
@@ -187,13 +198,12 @@ def prepare(frame):
             x[_SLOPE] = math.sqrt(weighted) * (1 + 2.0**-20) + 2.0**-60
             x[_TILT] = x[_LENGTH] * (_gamma(dim + 24) + 2.0**-20)
             x[_STRAY], x[_ROUNDING] = stray, rounding
-    take_next(f.counter + 8)
+    take_next(counter + 8)
 
 
-@_stage
-def look(frame):
+@_inner
+def _look(f, counter):
     """An upper bound on the logit of every sketched token, and about what those of each chunk weigh."""
-    f = carray(frame, 1)[0]
     heads, siblings, dim, width = f.heads, f.siblings, f.dim, f.width
     constants = _doubles(f.constants, (heads, siblings, CONSTANTS))
     flags = _longs(f.flags, (heads, FLAGS))
@@ -205,12 +215,12 @@ def look(frame):
     scaled, products = np.zeros((siblings, 2 * width), np.float32), np.empty((siblings, GROUP), np.float32)
     around, lanes = np.empty((CHUNK_GROUPS, GROUP), np.float32), np.empty(GROUP, np.float32)
     while True:
-        item = take_next(f.counter)
+        item = take_next(counter)
         if item >= heads * f.chunks:
             break
         head, chunk = item // f.chunks, item % f.chunks
         if flags[head, WHOLE]:
-            take_next(f.counter + 8)
+            take_next(counter + 8)
             continue
         first = chunk * CHUNK_GROUPS
         count = min(CHUNK_GROUPS, f.groups - first)
@@ -267,7 +277,7 @@ def look(frame):
                 total += lanes[t]
             chunk_sums[head, chunk, row, 0] = top
             chunk_sums[head, chunk, row, 1] = total
-        take_next(f.counter + 8)
+        take_next(counter + 8)
 
 
 @_inner
@@ -280,7 +290,7 @@ def _every(groups):
 
 
 @_inner
-def _sample(f, head, row, keys):
+def _sample(f, head, row, keys, near):
     """The keys of every few tokens, relative to the largest that can be; what each bin of all tokens holds about."""
     count, step = f.groups * GROUP, _every(f.groups)
     upper = _floats(f.upper, (f.heads, f.siblings, count))[head, row]
@@ -290,7 +300,6 @@ def _sample(f, head, row, keys):
     origin, nu = np.float32(x[_ORIGIN]), np.float32(x[_NU] * longest)
     over = np.float32(1 / ((1 + x[_NU]) * longest))
     some = count // step
-    near = np.empty(some, np.float32)
     for i in range(some):
         at = i * step + ((i * 5) & (step - 1))  # neighbours are alike: another place of each stretch
         keys[i], near[i] = upper[at], lengths[at]
@@ -312,30 +321,29 @@ def _limit(bins, budget):
     return np.float32(float_of(np.int32(_ONE - (place << 20)))) if place < BINS else np.float32(0.0)
 
 
-@_stage
-def choose(frame):
+@_inner
+def _choose(f, counter, attempt):
     """From which key on each query's tokens are read: keys are bounds on weights times (length + ν).
 
     No bound rests on it. What is left behind a limit is told by every few tokens; as siblings read what any of them
     wants, each may leave more than its own budget.
     """
-    f = carray(frame, 1)[0]
     heads, siblings = f.heads, f.siblings
     constants, bins = _doubles(f.constants, (heads, siblings, CONSTANTS)), _doubles(f.bins, (heads, siblings, BINS))
     flags, learnt = _longs(f.flags, (heads, FLAGS)), _doubles(f.learnt, (heads, siblings + 2))
     longest, unit = _doubles(f.longest, heads), _doubles(f.unit, heads)
     chunk_sums = _doubles(f.chunk_sums, (heads, f.chunks, siblings, 2))
     keys, limits = np.empty((siblings, SAMPLE), np.float32), np.empty(siblings, np.float32)
-    wanted, lanes = np.empty(SAMPLE, np.bool_), np.empty(GROUP, np.float32)
+    wanted, lanes, near = np.empty(SAMPLE, np.bool_), np.empty(GROUP, np.float32), np.empty(SAMPLE, np.float32)
     while True:
-        head = take_next(f.counter)
+        head = take_next(counter)
         if head >= heads:
             break
         if flags[head, WHOLE] or not flags[head, _ACTIVE]:
-            take_next(f.counter + 8)
+            take_next(counter + 8)
             continue
-        whole, count = f.attempt + 1 == ATTEMPTS, 0
-        if f.attempt > 0:
+        whole, count = attempt + 1 == ATTEMPTS, 0
+        if attempt > 0:
             for row in range(siblings):
                 limits[row] = _limit(bins[head, row], constants[head, row, _BUDGET])
         else:
@@ -350,7 +358,7 @@ def choose(frame):
                 x[_NU] = min(max(learnt[head, row], _LEAST_NU), 1.0)
                 x[_BUDGET] = AIM * (f.drop - x[_ROUNDING]) * unit[head] * total / ((1 + x[_NU]) * longest[head])
                 x[_OWN] = x[_BUDGET]
-                count = _sample(f, head, row, keys[row])
+                count = _sample(f, head, row, keys[row], near)
             for turn in range(_TURNS):
                 wanted[:] = False
                 for row in range(siblings):
@@ -379,17 +387,17 @@ def choose(frame):
             x = constants[head, row]
             x[_BEFORE] = x[_LIMIT]
             x[_LIMIT] = 0.0 if whole else limits[row] * ((1 + x[_NU]) * longest[head])
-        take_next(f.counter + 8)
+        take_next(counter + 8)
 
 
 @_inner
-def _wanted(f, head, chunk, places, weights, wanted, sums):
+def _wanted(f, attempt, head, chunk, places, weights, wanted, sums):
     """The tokens of a chunk that are read now, and into `sums` what those that are not may weigh and move."""
     siblings, first = f.siblings, chunk * CHUNK_GROUPS
     last = min(first + CHUNK_GROUPS, f.groups)
     flags, count = _longs(f.flags, (f.heads, FLAGS)), 0
     sums[:] = 0
-    if flags[head, WHOLE] and f.attempt == 0:
+    if flags[head, WHOLE] and attempt == 0:
         for place in range(max(first * GROUP, f.hidden), last * GROUP):
             places[count] = place
             count += 1
@@ -423,10 +431,9 @@ def _wanted(f, head, chunk, places, weights, wanted, sums):
     return count
 
 
-@_stage
-def read(frame):
+@_inner
+def _read(f, counter, attempt):
     """Weights and weighted values of the tokens that are read now, chunk by chunk; the open group always is."""
-    f = carray(frame, 1)[0]
     heads, siblings, dim, wide = f.heads, f.siblings, f.dim, f.value_dim
     flags, size = _longs(f.flags, (heads, FLAGS)), 4 if f.token_type == 0 else 2
     partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, siblings, SUMS + wide))
@@ -435,19 +442,19 @@ def read(frame):
     sums, lanes = np.empty((2, siblings, GROUP), np.float32), np.empty(GROUP, np.float32)
     tile = np.empty((siblings, wide), np.float32)
     while True:
-        item = take_next(f.counter)
+        item = take_next(counter)
         if item >= heads * f.chunks:
             break
         head, chunk = item // f.chunks, item % f.chunks
         if not flags[head, _ACTIVE]:
-            take_next(f.counter + 8)
+            take_next(counter + 8)
             continue
-        count = _wanted(f, head, chunk, places, weights, wanted, sums)
-        if chunk + 1 == f.chunks and f.attempt == 0:
+        count = _wanted(f, attempt, head, chunk, places, weights, wanted, sums)
+        if chunk + 1 == f.chunks and attempt == 0:
             for place in range(max(f.groups * GROUP, f.hidden), f.tokens):
                 places[count] = place
                 count += 1
-        mine = partials[f.attempt, head, chunk]
+        mine = partials[attempt, head, chunk]
         mine[:] = 0
         mine[:, _TOP] = -np.inf
         mine[:, _COUNT] = count
@@ -456,7 +463,7 @@ def read(frame):
                 mine[row, _LEFT] += sums[0, row, t]
                 mine[row, _MOVED] += sums[1, row, t]
         if count == 0:
-            take_next(f.counter + 8)
+            take_next(counter + 8)
             continue
         q, keys = f.key_q + head * siblings * dim * 4, f.keys + head * f.room * dim * size
         values, where = f.values + head * f.room * wide * size, places.ctypes.data
@@ -492,13 +499,14 @@ def read(frame):
             for row in range(siblings):
                 for c in range(wide):
                     mine[row, SUMS + c] += tile[row, c]
-        take_next(f.counter + 8)
+        take_next(counter + 8)
 
 
-@_stage
-def merge(frame):
+@_inner
+def _merge(f, counter, attempt):
     """Answers and their bounds. Queries that are not within `drop` are to be asked again, with less left unread."""
-    f = carray(frame, 1)[0]
+    if take_next(counter) > 0:
+        return
     heads, siblings, wide = f.heads, f.siblings, f.value_dim
     constants, flags = _doubles(f.constants, (heads, siblings, CONSTANTS)), _longs(f.flags, (heads, FLAGS))
     partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, siblings, SUMS + wide))
@@ -506,7 +514,7 @@ def merge(frame):
     out, rows = _doubles(f.out, (heads, siblings, wide)), _doubles(f.rows, (heads, siblings, ROWS))
     learnt = _doubles(f.learnt, (heads, siblings + 2))
     lost = f.tokens * 2.0**-120
-    f.late = 0
+    f.attempt, late = attempt, _longs(counter + 16, 1)
     for head in range(heads):
         if not flags[head, _ACTIVE]:
             continue
@@ -515,13 +523,13 @@ def merge(frame):
             x, answer = constants[head, row], out[head, row]
             top, total, left, moved, count = -np.inf, 0.0, 0.0, 0.0, 0.0
             answer[:] = 0
-            for attempt in range(f.attempt + 1):
+            for each in range(attempt + 1):
                 for chunk in range(f.chunks):
-                    top = max(top, partials[attempt, head, chunk, row, _TOP])
-            for attempt in range(f.attempt + 1):
+                    top = max(top, partials[each, head, chunk, row, _TOP])
+            for each in range(attempt + 1):
                 left, moved = 0.0, 0.0  # what the last attempt leaves
                 for chunk in range(f.chunks):
-                    mine = partials[attempt, head, chunk, row]
+                    mine = partials[each, head, chunk, row]
                     left += mine[_LEFT]
                     moved += mine[_MOVED]
                     count += mine[_COUNT]
@@ -545,8 +553,41 @@ def merge(frame):
                 off += tail
                 x[_BUDGET] *= min(AIM * room, 1.0) if room > 0 else 0.0
             if not off <= f.drop:
-                f.late += 1
+                late[0] += 1
                 flags[head, _ACTIVE] = 1
             learnt[head, row] = length / longest[head] if off <= f.drop else 0.5
             rows[head, row, OFF], rows[head, row, COUNT] = off, count
-    take_next(f.counter + 8)
+    take_next(counter + 8)
+
+
+@_inner
+def _wait(counter, pieces):
+    """Until so many pieces are done: each was taken by a thread that will finish it."""
+    while current(counter + 8) < pieces:
+        pass
+
+
+@_stage
+def step(frame):
+    """A whole step, by every thread that calls it: each takes what no other has taken, and waits for these at the end
+    of a stage. One that comes late finds less to do.
+    """
+    f = carray(frame, 1)[0]
+    counter, pieces = f.counter, f.heads * f.chunks
+    _prepare(f, counter)
+    _wait(counter, 1)
+    if f.status != 0:
+        return
+    _look(f, counter + PHASE)
+    _wait(counter + PHASE, pieces)
+    for attempt in range(ATTEMPTS):
+        counter = f.counter + (2 + 3 * attempt) * PHASE
+        _choose(f, counter, attempt)
+        _wait(counter, f.heads)
+        _read(f, counter + PHASE, attempt)
+        _wait(counter + PHASE, pieces)
+        _merge(f, counter + 2 * PHASE, attempt)
+        _wait(counter + 2 * PHASE, 1)
+        if current(counter + 2 * PHASE + 16) == 0:
+            return
+    f.status = UNFIT_SUMS

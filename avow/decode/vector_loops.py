@@ -256,6 +256,16 @@ def take_next(typing: Any, counter: Any) -> Any:
     """The number at an address, which is one more for whoever asks next, in whatever thread."""
 
     def emit(context: Any, builder: _Builder, signature: Any, args: Any) -> _Value:
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], _LONG.as_pointer()), _LONG(1), "monotonic")
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], _LONG.as_pointer()), _LONG(1), "acq_rel")
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def current(typing: Any, counter: Any) -> Any:
+    """The number at an address, with all that other threads did before they made it so."""
+
+    def emit(context: Any, builder: _Builder, signature: Any, args: Any) -> _Value:
+        return builder.load_atomic(builder.inttoptr(args[0], _LONG.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), emit

@@ -306,7 +306,7 @@ def test_what_is_not_finite_is_no_answer_of_its_own() -> None:
         q = queries(cache.tokens[0], 4, sharp=6.0)
         cache.attend(q, 0.05)
         cache.tokens[which][:, :, 699] = math.nan  # always read
-        assert cache._by_cpu_step(q, None, 0.05, 0) == "sums are not finite"
+        assert cache._by_cpu_step(q, None, 0.05, "auto") == "sums are not finite"
 
 
 def test_a_stage_that_was_cut_short_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

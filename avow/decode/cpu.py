@@ -154,11 +154,18 @@ class CpuSteps:
         return CpuSteps()
 
     def step(
-        self, q: Float[Tensor, "b h 1 d"], held: CachedTokens, scale: float | None, tol: float, learnt: Tensor | None
+        self,
+        q: Float[Tensor, "b h 1 d"],
+        held: CachedTokens,
+        scale: float | None,
+        tol: float,
+        learnt: Tensor | None,
+        sparse: bool = False,
     ) -> tuple[Tensor, Certificate, Tensor] | str:
         """The answer, its certificate, and what the next step may begin with; or why float32 does not serve.
 
-        `learnt` is what the step before gave, if any. The bound is at most `tol`.
+        `learnt` is what the step before gave, if any. The bound is at most `tol`. If all tokens were read, the
+        certificate is that of exact attention, unless `sparse` was asked for.
         """
         (b, h, _, d), (g, _, e) = q.shape, held.buffers["values"].shape[1:]
         siblings, groups = h // g, held.tokens // GROUP
@@ -188,7 +195,7 @@ class CpuSteps:
         # Captured now: whoever has the answer may write into it before anybody looks.
         answered = _Answered(q.detach().clone(), out.clone(), space.rows.copy(), unit, held.tokens - held.hidden)
         later = functools.partial(
-            _fields, answered, held._replace(buffers={}), scale, method, e, space.why_whole(learnt)
+            _fields, answered, held._replace(buffers={}), scale, method, e, "" if sparse else space.why_whole(learnt)
         )
         return out, LazyCertificate.of(later), learnt
 

@@ -227,7 +227,7 @@ class KeyValueCache(TokenBuffers):
         reason: Callable[[], str] = functools.partial(self._why_all, tol is None, method, self.length)
         if tol is not None and not self._skip_reason(Requirement(tol, confidence or 1.0, None), method):
             unfit = self._unfit_for_cpu(q.shape[2], confidence or 1.0, method)
-            answer = unfit or self._by_cpu_step(q, scale, tol, 0)
+            answer = unfit or self._by_cpu_step(q, scale, tol, method)
             if isinstance(answer, Attended):
                 return answer
             if method == "sparse":
@@ -395,7 +395,7 @@ class KeyValueCache(TokenBuffers):
     def _by_cpu_steps(self, call: _Call, tol: float) -> Attended | str:
         """The answer from a part of the tokens by compiled code; or why it does not serve."""
         unfit = self._unfit_for_cpu(call.problem.q.shape[2], call.requirement.confidence, call.method)
-        return unfit or self._by_cpu_step(call.problem.q, call.problem.scale, tol, call.first)
+        return unfit or self._by_cpu_step(call.problem.q, call.problem.scale, tol, call.method, call.first)
 
     def _unfit_for_cpu(self, queries: int, confidence: float, method: str) -> str:
         """Why compiled code does not answer so many queries of each head; empty if it does."""
@@ -408,7 +408,7 @@ class KeyValueCache(TokenBuffers):
         }
         return next((reason for reason, holds in reasons.items() if holds), "") or cpu_unavailable()
 
-    def _by_cpu_step(self, q: Tensor, scale: float | None, tol: float, first: int) -> Attended | str:
+    def _by_cpu_step(self, q: Tensor, scale: float | None, tol: float, method: str, first: int = 0) -> Attended | str:
         """What compiled code makes of the tokens from a place in the buffers on."""
         if self._sketched < self._groups or self.window is not None:
             self._measure_written()
@@ -423,7 +423,7 @@ class KeyValueCache(TokenBuffers):
             longest = self._buffers["norms"][:, :, first + hidden : end].amax(-1).flatten().tolist()
         bounds = hidden, known.keys, longest, known.least
         held = CachedTokens(self._buffers, self._metric, self._size, first, end - first, *bounds)
-        answer = self._cpu_steps.step(q, held, scale, tol, self._bold)
+        answer = self._cpu_steps.step(q, held, scale, tol, self._bold, method == "sparse")
         if isinstance(answer, str):
             return answer
         out, certificate, self._bold = answer

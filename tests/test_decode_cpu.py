@@ -46,7 +46,7 @@ def of_step(cache: KeyValueCache, name: str) -> np.ndarray:
 def attempts(cache: KeyValueCache) -> int:
     space = cache._cpu_steps._space
     assert space is not None
-    return int(space._frame[0]["attempt"])
+    return space.attempt
 
 
 def judged(cache: KeyValueCache, q: Tensor, tol: float, **options: Any) -> Certificate:

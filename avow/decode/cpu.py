@@ -110,6 +110,7 @@ def unavailable() -> str:
     return ""
 
 
+@functools.cache
 def _stages() -> ModuleType:
     """The compiled stages; the first process on a machine that asks for them waits for the compiler."""
     from avow.decode import cpu_stages
@@ -186,9 +187,8 @@ class CpuSteps:
         scale = 1 / math.sqrt(d) if scale is None else float(scale)
         rows = q.detach().float().contiguous()
         unit = [x * (1 - 2 * slack(e, q.dtype) - 2.0**-22) for x in held.longest]
-        known = np.array([held.longest_key, held.longest, unit])
         space = self._space
-        status = space.step(rows, held, groups, known, scale * math.log2(math.e), method.drop, learnt)
+        status = space.step(rows, held, unit, scale * math.log2(math.e), method.drop, learnt)
         if status:
             return status
         out = torch.from_numpy(space.out).to(q.dtype).view(b, h, 1, e)
@@ -236,7 +236,7 @@ def _fields(
     longest = of_heads(held.longest)
     values = torch.stack([longest.clamp(max=held.least), longest], -1)
     keys = of_heads(held.longest_key).unsqueeze(-1).expand(values.shape)
-    problem = problem.with_norms(Norms(row_norms(q, "q"), keys, values, slack(width, q.dtype) + 2.0**-22))
+    problem = problem.with_norms(Norms(row_norms(q, "q"), keys, values, slack(max(d, width), q.dtype) + 2.0**-22))
     rows = torch.from_numpy(answered.rows).view(b, h, 1, stages.ROWS)
     lost = (answered.seen + 4) * math.sqrt(width) * tiny(torch.float64) * of_rows(held.longest)
     off, read = rows[..., stages.OFF], rows[..., stages.COUNT]
@@ -268,51 +268,66 @@ class _Space:
             "rows": ((*rows, stages.ROWS), np.float64),
             "flags": ((heads, stages.FLAGS), np.int64),
             "counter": ((stages.PHASES, stages.PHASE // 8), np.int64),
+            "longest_key": ((heads,), np.float64),
+            "longest": ((heads,), np.float64),
+            "unit": ((heads,), np.float64),
         }
         self._arrays: dict[str, np.ndarray] = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
         self.out, self.rows, self._counter = (self._arrays[name] for name in ("out", "rows", "counter"))
         self._frame = np.zeros(1, stages.FRAME)
         self._address = self._frame.ctypes.data
+        # Fields in plain views: a record's own take ten times as long.
+        self._whole: Any = self._frame.view(np.int64).data
+        self._real: Any = self._frame.view(np.float64).data
+        self._at: dict[str, int] = stages.AT
+        self._held: tuple[Mapping[str, Tensor], int] | None = None
         self._set(heads=heads, siblings=siblings, dim=d, value_dim=e, width=-(-d // 2))
         self._set(**{name: x.ctypes.data for name, x in self._arrays.items()})
 
-    def _set(self, **values: float) -> None:
-        record = self._frame[0]
+    def _set(self, **values: int) -> None:
         for name, value in values.items():
-            record[name] = value
+            self._whole[self._at[name]] = value
+
+    def _point_at(self, buffers: Mapping[str, Tensor], first: int) -> None:
+        """Have the frame tell where the tokens and their sketch lie, from a group on."""
+        self._held = buffers, first
+        keys = buffers["keys"]
+        self._set(token_type=_TYPES[keys.dtype], room=keys.shape[2], group_room=buffers["reach"].shape[2])
+        for name in ("keys", "values", "norms", "codes", "scale", "zero", "radius", "reach"):
+            x = buffers[name]
+            place = first if name in ("keys", "values", "norms") else first // GROUP
+            self._set(**{name: x.data_ptr() + place * x.stride(2) * x.element_size()})
 
     def step(
         self,
         q: Float32[Tensor, "b h 1 d"],
         held: CachedTokens,
-        groups: int,
-        known: np.ndarray,
+        unit: list[float],
         factor: float,
         drop: float,
         learnt: Float64[Tensor, "b g r"],
     ) -> str:
         """Takes a step, which leaves its answers in `out` and `rows`; or says why float32 does not serve."""
-        stages, buffers, first, record = _stages(), held.buffers, held.first, self._frame[0]
-        record["attempt"] = record["status"] = 0
-        groups_of = {name: buffers[name] for name in ("codes", "scale", "zero", "radius", "reach")}
-        for name, x in groups_of.items():
-            record[name] = x.data_ptr() + first // GROUP * (x.stride(2) * x.element_size())
-        for name, source in (("keys", "keys"), ("values", "values"), ("lengths", "norms")):
-            x = buffers[source]
-            record[name] = x.data_ptr() + first * (x.stride(2) * x.element_size())
-        record["token_type"] = _TYPES[buffers["keys"].dtype]
-        record["room"], record["group_room"] = buffers["keys"].shape[2], buffers["reach"].shape[2]
-        record["tokens"], record["hidden"], record["groups"] = held.tokens, held.hidden, groups
-        record["chunks"] = -(-groups // stages.CHUNK_GROUPS)
-        record["q"], record["metric"], record["size"] = q.data_ptr(), held.metric.data_ptr(), held.size.data_ptr()
-        at, row = known.ctypes.data, known.strides[0]
-        record["longest_key"], record["longest"], record["unit"] = at, at + row, at + 2 * row
-        record["learnt"], record["factor"], record["drop"] = learnt.data_ptr(), factor, drop
-        self._counter[:] = 0
+        stages, groups = _stages(), held.tokens // GROUP
+        if self._held is None or self._held[0] is not held.buffers or self._held[1] != held.first:
+            self._point_at(held.buffers, held.first)
+        for name, x in (("longest_key", held.longest_key), ("longest", held.longest), ("unit", unit)):
+            self._arrays[name][:] = x
+        self._real[self._at["factor"]], self._real[self._at["drop"]] = factor, drop
+        self._set(tokens=held.tokens, hidden=held.hidden, groups=groups, chunks=-(-groups // stages.CHUNK_GROUPS))
+        self._set(q=q.data_ptr(), metric=held.metric.data_ptr(), size=held.size.data_ptr(), learnt=learnt.data_ptr())
+        self._set(attempt=0, status=0)
+        self._counter.fill(0)
         _run(stages.step, self._address, torch.get_num_threads())
-        if record["status"] == 0 and not self._counter[2 + 3 * record["attempt"] + 2, 1]:
+        status, (_, done, late) = self._whole[self._at["status"]], self._counter[4 + 3 * self.attempt].tolist()
+        if status == 0 and (not done or late):
             raise MemoryError("not enough memory for a decoding step")
-        return _WHY_NOT[record["status"]]
+        return _WHY_NOT[status]
+
+    @property
+    def attempt(self) -> int:
+        """How many cuts were not enough in the last step."""
+        return int(self._whole[self._at["attempt"]])
 
     def why_whole(self, learnt: Float64[Tensor, "b g r"]) -> str:
         """Why all tokens of all heads were read; empty if some were not."""

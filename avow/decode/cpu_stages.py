@@ -63,19 +63,21 @@ PHASE, PHASES = 24, 2 + 3 * ATTEMPTS
 
 # Arrays are addresses; H heads of keys, R queries of each, C chunks of a head.
 _SIZES = "heads siblings dim value_dim tokens hidden groups chunks token_type room group_room width attempt status"
-_TOKENS = "q keys values lengths codes scale zero radius reach metric size longest_key longest unit"
+_TOKENS = "q keys values norms codes scale zero radius reach metric size longest_key longest unit"
 _SPACE = "learnt sketch_q key_q upper constants bins chunk_sums partials out rows flags counter"
 FRAME = np.dtype(
     [(name, np.int64) for name in f"{_SIZES} {_TOKENS} {_SPACE}".split()]
     + [(name, np.float64) for name in ("factor", "drop")]
     # Compiled code is looked up by its signature and this file alone: other loops make another signature.
-    + [(f"loops_{zlib.crc32(Path(vector_loops.__file__).read_bytes())}", np.int8)]
+    + [(f"loops_{zlib.crc32(Path(vector_loops.__file__).read_bytes())}", np.int64)]
 )
 """What a step works on. There is room for `room` tokens and `group_room` groups in the arrays of a head; the first
 `hidden` of the tokens are not seen. Of the space, float64 `learnt` is (H, R + 2), `constants` (H, R, CONSTANTS), `bins`
 (H, R, BINS), `chunk_sums` (H, C, R, 2), `partials` (ATTEMPTS, H, C, R, SUMS + e), `out` (H, R, e), `rows` (H, R, ROWS);
 float32 `sketch_q` and `key_q` (H, R, d), `upper` (H, R, groups·64); int64 `flags` (H, 2), `counter` (PHASES, 3).
 """
+AT = {name: place for place, name in enumerate(FRAME.names or ())}
+"""Where the fields are, in words of eight bytes."""
 # Constants of a query: its length beside sketched keys, the slope of radii, what grows with a group's reach; how far
 # float32 may move logarithms of weights (in nats) and the answer (in the unit); the origin, ν beside the longest value,
 # what may be left, by itself and beside siblings, and the limits of keys now and before.
@@ -294,7 +296,7 @@ def _sample(f, head, row, keys, near):
     """The keys of every few tokens, relative to the largest that can be; what each bin of all tokens holds about."""
     count, step = f.groups * GROUP, _every(f.groups)
     upper = _floats(f.upper, (f.heads, f.siblings, count))[head, row]
-    lengths, longest = _floats(f.lengths, (f.heads, f.room))[head], _doubles(f.longest, f.heads)[head]
+    lengths, longest = _floats(f.norms, (f.heads, f.room))[head], _doubles(f.longest, f.heads)[head]
     x = _doubles(f.constants, (f.heads, f.siblings, CONSTANTS))[head, row]
     bins = _doubles(f.bins, (f.heads, f.siblings, BINS))[head, row]
     origin, nu = np.float32(x[_ORIGIN]), np.float32(x[_NU] * longest)
@@ -404,7 +406,7 @@ def _wanted(f, attempt, head, chunk, places, weights, wanted, sums):
         return count
     constants = _doubles(f.constants, (f.heads, siblings, CONSTANTS))
     upper = _floats(f.upper, (f.heads, siblings, f.groups, GROUP))
-    lengths, longest = _floats(f.lengths, (f.heads, f.room)), _doubles(f.longest, f.heads)
+    lengths, longest = _floats(f.norms, (f.heads, f.room)), _doubles(f.longest, f.heads)
     for group in range(first, last):
         near = lengths[head, group * GROUP : group * GROUP + GROUP]
         wanted[:] = 0

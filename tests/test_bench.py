@@ -43,8 +43,7 @@ def test_a_step_that_reads_a_part_is_timed_beside_exact_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a machine where a look at the sketch costs little, so that short caches tell both ways apart.
-    monkeypatch.setitem(key_value_cache._SHORT, "cpu", 1)
-    monkeypatch.setitem(key_value_cache._COSTS, torch.float32, (0.0, 0.0, 2.5))
+    monkeypatch.setattr(key_value_cache, "SHORTEST", 1)
     done = run("--device", "cpu", "--quick", "--heads", str(saved(tmp_path / "heads")), "--json")
     document = json.loads(done.stdout)
     (result,) = document["results"]

@@ -94,7 +94,9 @@ def test_steps_that_pass_are_timed_and_steps_that_do_not_are_not(monkeypatch: py
 def test_kernels_that_fail_their_check_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     # What is faulty is told by variant; only the sound are timed.
     monkeypatch.setattr(linear_checks, "checked", lambda device, names, quick: {name: ["off"] for name in names})
-    monkeypatch.setattr(linear, "timed", lambda device, sizes, sound, clock, limit, others: [{"kernel": x} for x in sound])
+    monkeypatch.setattr(
+        linear, "timed", lambda device, sizes, sound, clock, limit, others: [{"kernel": x} for x in sound]
+    )
     results = linear.run("cpu", TINY, "separable", lambda told: None, rehearsed=True)
     assert [result.rows for result in results] == [[]] and results[0].failures == ["off", "off"]
 
@@ -119,7 +121,9 @@ def test_random_shapes_and_tables_come_out_at_tiny_sizes() -> None:
     rows: list[Row] = list(linear.timed("cpu", TINY, ["separable"], clock, 1e9))
     assert rows[0]["kernel"] == "separable" and float(rows[0]["of the limit"] or 0) > 0
     aims = list(linear.goals([rows[0] | {"of the limit": 0.71}]))
-    assert [str(goal) for goal in aims] == [f"met: separable, {rows[0]['shape']} × 16: of the limit at least 0.7; found 0.71"]
+    assert [str(goal) for goal in aims] == [
+        f"met: separable, {rows[0]['shape']} × 16: of the limit at least 0.7; found 0.71"
+    ]
     (beside,) = linear.crossed("cpu", TINY, "separable, causal")
     assert float(beside["faster"] or 0) > 0
     assert len(list(linear.stages("cpu", TINY, clock, 1e9))) == 3

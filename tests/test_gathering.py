@@ -15,7 +15,7 @@ from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from avow.numerics.shard_steps import Steps, alone
 from avow.numerics.sketch import Sketch, sketched
-from avow.numerics.sparse_reading import Answer, NothingToSave
+from avow.numerics.sparse_reading import Answer
 from tests.helpers.caches import queries
 
 
@@ -80,14 +80,3 @@ def test_gathering_touches_no_token_that_it_did_not_choose(chance: float) -> Non
     poisoned[1][chosen_one] = math.nan
     worse = dataclasses.replace(p, k=poisoned[0], v=poisoned[1]).with_norms(p.norms)
     assert bool(method.compute(worse, torch.Generator().manual_seed(0), sketch).out.isnan().any())
-
-
-def test_what_does_not_pay_is_known_before_anything_is_read() -> None:
-    p = problem(s=2048, n=1)
-    flat = dataclasses.replace(p, q=0.01 * p.q).with_norms(p.norms)
-    nothing = dataclasses.replace(flat, k=flat.k * math.nan, v=flat.v * math.nan).with_norms(p.norms)
-    # Samples are planned after a small part was read.
-    for chance, given in ((0.0, nothing), (1e-3, flat)):
-        with pytest.raises(NothingToSave, match=r"^\d+\.\d% of the tokens would have to be read in full$") as caught:
-            Sparse(1e-4, chance=chance).compute(given, None, sketched(p.k), worthwhile=0.3)
-        assert caught.value.share > 0.3

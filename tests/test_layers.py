@@ -37,7 +37,8 @@ CORE = FOUNDATION | names("avow.core avow.numerics")
 METHODS = CORE | names("avow.methods")
 # calibration measures the device, so that the planner can turn counted work into seconds: it needs methods to time.
 ATTEND = METHODS | names("avow.calibration avow.planner avow.attend")
-HOSTS = ATTEND | names("avow avow.nn avow.optim avow.distributed")
+DECODE = ATTEND | names("avow.decode")
+HOSTS = DECODE | names("avow avow.nn avow.optim avow.distributed")
 TRAINING = HOSTS | names("avow.training")
 THEORY = TRAINING | names("avow.theory")
 # What people look at reads answers, certificates and claims; it computes none of them.
@@ -55,6 +56,8 @@ TABLE = (
     # The planner chooses among numbers; it never touches a tensor.
     Layer(names("planner"), ATTEND),
     Layer(names("attend"), ATTEND | TENSORS),
+    # What numba compiles is loaded when a step first needs it.
+    Layer(names("decode"), DECODE | TENSORS | names("numba llvmlite")),
     # The surface re-exports, and so stands right above attend.
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
     Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations")),

@@ -22,14 +22,13 @@ from avow.errors import (
 )
 from avow.nn import KeyValueCache, key_value_cache, token_buffers
 from avow.numerics.sketch import Sketch
-from tests.helpers.caches import DTYPES, errors, filled, queries, tokens
+from tests.helpers.caches import errors, filled, queries, tokens
 
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short caches ask their sketch too, and whatever takes less than everything pays."""
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.0)))
-    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(key_value_cache, "SHORTEST", 0)
 
 
 # Files
@@ -89,7 +88,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     filled().save(path)
     whole = path.read_bytes()
-    for at in (len(whole) - 1, len(whole) // 2, whole.index(b"pause")):
+    for at in (len(whole) - 1, len(whole) // 2, whole.index(b"shortness")):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(
             FileError, match=r"is damaged: its digest is not that of what it holds; save the cache again$"
@@ -244,8 +243,7 @@ def test_no_memory_to_grow_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
     with pytest.raises(torch.OutOfMemoryError):
         cache.append(k, v)
     monkeypatch.undo()
-    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.0)))
+    monkeypatch.setattr(key_value_cache, "SHORTEST", 0)
     assert cache.length == 301
     after = cache.attend(q, 0.1)
     assert torch.equal(before.out, after.out) and before.certificate == after.certificate

@@ -117,7 +117,15 @@ def _modules() -> dict[str, Call]:
     config, cell = m.ModelConfig(**sizes), m.RecurrentCell(2, 3)  # type: ignore[arg-type]
     latent = dataclasses.replace(config, attention="latent")
     attention = {"method": "exact", "key_heads": None, "cross": False, "causal": False, "dropout": 0.0, "bias": True}
-    cache = {"value_dim": 4, "batch": 1, "dtype": torch.float32, "device": "cpu", "bits": 4, "window": None, "capacity": None}
+    cache = {
+        "value_dim": 4,
+        "batch": 1,
+        "dtype": torch.float32,
+        "device": "cpu",
+        "bits": 4,
+        "window": None,
+        "capacity": None,
+    }
     return {
         "ModelConfig": Call(m.ModelConfig, {**sizes, **more, "latent_layers": 1}),
         "ModelConfig.from_json": Call(m.ModelConfig.from_json, {"text": config.to_json()}),

@@ -78,22 +78,14 @@ class Sparse(Method):
         return self.chance > 0
 
     def compute(
-        self,
-        problem: Problem,
-        generator: torch.Generator | None = None,
-        sketch: Sketch | None = None,
-        worthwhile: float = math.inf,
+        self, problem: Problem, generator: torch.Generator | None = None, sketch: Sketch | None = None
     ) -> Computed:
-        """The answer. Given a `sketch` of the first keys, no other token than those it chooses is touched.
-
-        Raises `NothingToSave` where more than the share `worthwhile` would have to be read: before the first token is,
-        or, for samples, after a small part.
-        """
+        """The answer. Given a `sketch` of the first keys, no other token than those it chooses is touched."""
         p = problem
         known = Known.of(p, sketched(p.k, self.bits) if sketch is None else sketch, gathers=sketch is not None)
         b, h, n = p.q.shape[:3]
         tiles = row_tiles(n, 16 * b * h * p.k.shape[-2])
-        parts = [self._tile(known, rows, generator, worthwhile) for rows in tiles]
+        parts = [self._tile(known, rows, generator) for rows in tiles]
         out, tails, unit, read, distinct = (torch.cat(xs, -2) for xs in zip(*parts, strict=True))
         size = per_query_head(known.size, h)
         tails, unit, read = (x.squeeze(-1) for x in (tails, unit, read))
@@ -103,7 +95,7 @@ class Sparse(Method):
         return Computed(rounding.saturating_cast(out * size, p.q.dtype), trace)
 
     def _tile(
-        self, known: Known, rows: slice, generator: torch.Generator | None, worthwhile: float
+        self, known: Known, rows: slice, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The answers of some rows, what unread tokens may have moved them, their units, and how much was read: by each
         query head, and by any that share a key head.
@@ -119,9 +111,7 @@ class Sparse(Method):
             nothing = Gathered.of(tokens) if whole is None else whole.detached()
             most = unit / known.size
             drop, chance = torch.full_like(most, self.drop), self.chance if sampling else 0.0
-            reading = SparseReading(
-                view, nothing, view.extent, most, drop, tokens.k.shape[-2], chance, generator, worthwhile=worthwhile
-            )
+            reading = SparseReading(view, nothing, view.extent, most, drop, tokens.k.shape[-2], chance, generator)
             answer = alone(reading.steps())
         out = answer.state.out
         if whole is not None:  # once more, for autograd

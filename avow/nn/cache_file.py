@@ -24,7 +24,7 @@ from avow.numerics.sketch import GROUP, METRIC_RANGE
 FORMAT = "avow key-value cache 3"
 
 SIZES = ("key_heads", "dim", "value_dim", "batch", "bits", "window")
-STATE = ("position", "base", "pause", "left", "asked", "wide", "shortness")
+STATE = ("position", "base", "asked", "wide", "shortness")
 _AGAIN = "save the cache again"
 # An empty cache has no numbers to show for its sizes, and making it takes memory in proportion to them.
 _WIDEST = 1 << 16
@@ -37,7 +37,7 @@ _RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "metric": (lambda x: (x >= _LOW) & (x <= _HIGH), f"from {_LOW:g} to {_HIGH:g}"),
     "size": (lambda x: (x > 0) & x.isfinite() & (torch.frexp(x).mantissa == 0.5), "powers of two"),
     "spread": (lambda x: x > 0, "above 0"),
-    "bold": (lambda x: (x >= 1) & x.isfinite(), "finite and at least 1"),
+    "bold": (lambda x: (x >= 0) & x.isfinite(), "finite and at least 0"),
 }
 
 
@@ -98,8 +98,6 @@ def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
     _check_whole("base", base, 0, 0 if window is None else max(0, position - window))
     if base % GROUP:
         raise _Misfit(f"base={base} is not a multiple of {GROUP}")
-    _check_whole("pause", state["pause"], 0, _MOST_TOKENS)
-    _check_whole("left", state["left"], 0, state["pause"])
     if not isinstance(state["asked"], str) or not isinstance(state["wide"], bool):
         raise _Misfit("asked is not a string, or wide not true or false")
     if not (state["shortness"] is None or (type(state["shortness"]) is float and 0 <= state["shortness"] <= 2)):

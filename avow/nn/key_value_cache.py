@@ -5,9 +5,9 @@ query, and only those are read in full. Groups of 64 tokens are sketched when th
 always read. The lengths of values, and of the longest key of each head, are kept too, so that attending never reads
 what it does not use.
 
-The path of a decoding step: `append` writes the token; `attend` answers by `_quick` if the last call was like this one
-and read all tokens on a CPU, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`),
-or answers `_from_some_tokens`, or `_from_all_tokens`.
+The path of a decoding step: `append` writes the token; on a CPU `attend` answers by `_quick` if the last call was like
+this one, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`) or compiled code on a
+CPU (`CpuSteps`), or answers `_from_some_tokens` by the reference, or `_from_all_tokens`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,44 +25,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
-from avow.core import Computed, Method, Norms, Problem, check_tensor, has_tangents
+from avow.core import Method, Norms, Problem, check_tensor, has_tangents
 from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
+from avow.decode.cpu import SHORTEST, CachedTokens, CpuSteps
+from avow.decode.cpu import unavailable as cpu_unavailable
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
 from avow.methods import named_form
-from avow.methods.sparse import Sparse, Trace
+from avow.methods.sparse import Sparse
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Asked, KernelSteps, Tokens
 from avow.nn.split_k_exact import SplitKExact, serves
 from avow.nn.token_buffers import PARTS, TokenBuffers, is_capturing, is_plain_call, norm_slack
-from avow.numerics.fast_decode import Skim
-from avow.numerics.fused import NotCompiled
-from avow.numerics.norms import check_range, row_norms, slack
-from avow.numerics.rounding import tiny
-from avow.numerics.selection import Unfit
+from avow.numerics.norms import check_range, row_norms
 from avow.numerics.sketch import GROUP, Sketch
-from avow.numerics.sparse_reading import NothingToSave
-
-# If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
-_WORTHWHILE = 0.4
-# What one query of each head costs a CPU, relative to reading all tokens of a type in parts: the look at the sketch,
-# what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. Fitted to
-# whole calls with `method="sparse"` beside those that read everything (two threads of a Xeon at 2.8 GHz, 64 dimensions,
-# three siblings); float64 is taken for float32, and float16 for bfloat16.
-_COSTS = {
-    torch.float64: (0.45, 0.35, 2.7),
-    torch.float32: (0.45, 0.35, 2.7),
-    torch.bfloat16: (0.75, 0.5, 3.3),
-    torch.float16: (0.75, 0.5, 3.3),
-}
-# Shorter caches are read in full without a look at the sketch; so are those for which even this share costs too much.
-_FEW = 0.05
-_SHORT = {"cpu": 2**17, "cuda": 2**12}
-# From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
-_COMPILED = 2**16
-# After the sketch saved nothing, this many answers at most are exact before it is asked again.
-_LONGEST_PAUSE = 64
-
 
 # What `attend` is called with beside queries: tol, confidence, scale, generator, method and rtol.
 _Arguments = tuple[float | None, float | None, float | None, torch.Generator | None, str, float | None]
@@ -94,9 +71,9 @@ class KeyValueCache(TokenBuffers):
     """
 
     # What a cache that was just made has learnt: nothing.
-    _pause, _left, _asked = 0, 0, ""
+    _asked = ""
     _bold: Tensor | None = None
-    """What the last look at the sketch found the next may leave unread at first."""
+    """What the steps of a CPU learnt of each head."""
     _shortness: float | None = None
     """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
     _checked: _Arguments | None = None
@@ -105,6 +82,10 @@ class KeyValueCache(TokenBuffers):
     @functools.cached_property
     def _exact_reader(self) -> SplitKExact:
         return SplitKExact()
+
+    @functools.cached_property
+    def _cpu_steps(self) -> CpuSteps:
+        return CpuSteps()
 
     @functools.cached_property
     def _steps(self) -> KernelSteps:
@@ -192,10 +173,10 @@ class KeyValueCache(TokenBuffers):
                 unfit = self._found_ill() or self._steps.unfit(call.problem, aim, confidence)
                 if not unfit:
                     return self._by_kernel(call, aim)
-            call = self._with_norms(call)
-            if not self._unfit and call.method != "sparse":
-                return self._from_all_tokens(call, unfit)
-            answer = self._from_some_tokens(call, aim, unfit)
+            answer = self._by_cpu_steps(call, aim) if self._unfit and self.device.type == "cpu" else unfit
+            if not isinstance(answer, Attended) and call.method == "sparse":
+                call = self._with_norms(call)
+                answer = self._from_some_tokens(call, aim, answer)
             if isinstance(answer, Attended):
                 return answer
             why = answer
@@ -257,19 +238,18 @@ class KeyValueCache(TokenBuffers):
         return "the kernels proved less than the tolerance in the last step"
 
     def _quick(self, q: Tensor, arguments: _Arguments) -> Attended | None:
-        """The answer if the last call had the same arguments, which were checked then, and read all tokens; else None.
+        """The answer on a CPU if the last call had the same arguments, which were checked then; else None.
 
         Decoding waits for this at every layer and token.
         """
-        tol, _, scale, _, method, rtol = arguments
+        tol, confidence, scale, _, method, rtol = arguments
         usual = (
             self.device.type == "cpu"
             and arguments == self._checked
             and rtol is None
             and self._position > 0
             and self.window is None
-            and (tol is None or method == "exact" or self.bits is None or self.length < _SHORT["cpu"])
-            and method != "sparse"
+            and (self.bits is None or self._buffers["codes"].stride(-2) == 1)
             and isinstance(q, Tensor)
             and not q.requires_grad
             and q.dtype == self.dtype
@@ -281,12 +261,22 @@ class KeyValueCache(TokenBuffers):
             and not torch.is_autocast_enabled("cpu")
             and is_plain_call()
         )
-        k, v = self.tokens
-        if not usual or not serves(q, v):
+        if not usual:
             return None
-        reason = functools.partial(self._why_all, tol is None, method, self.length)
-        answer = self._exact_reader.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
-        return None if answer is None else Attended(*answer)
+        reason: Callable[[], str] = functools.partial(self._why_all, tol is None, method, self.length)
+        if tol is not None and not self._skip_reason(Requirement(tol, confidence or 1.0, None), method):
+            unfit = self._unfit_for_cpu(q.shape[2], confidence or 1.0, method)
+            answer = unfit or self._by_cpu_step(q, scale, tol, method)
+            if isinstance(answer, Attended):
+                return answer
+            if method == "sparse":
+                return None
+            reason = functools.partial(str, answer)
+        k, v = self.tokens
+        if not serves(q, v):
+            return None
+        exact = self._exact_reader.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
+        return None if exact is None else Attended(*exact)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
@@ -306,16 +296,13 @@ class KeyValueCache(TokenBuffers):
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
         """The cache that `save` wrote; it answers as that one would have."""
         saved = cache_file.read(Path(path))
-        if saved.state["pause"] > _LONGEST_PAUSE:
-            rule = f"does not fit together (pause={saved.state['pause']} exceeds {_LONGEST_PAUSE})"
-            raise FileError("path", path, rule, "save the cache again")
         cache = KeyValueCache(**saved.sizes, dtype=saved.dtype, device=device)
         try:
             cache._restore(saved)
         except AvowError as error:
             rule = f"holds what no cache can hold ({error})"
             raise FileError("path", path, rule, "save the cache again") from error
-        for name in ("pause", "left", "asked", "shortness"):
+        for name in ("asked", "shortness"):
             setattr(cache, f"_{name}", saved.state[name])
         cache._bold = saved.tensors["bold"].to(cache.device) if "bold" in saved.tensors else None
         return cache
@@ -370,20 +357,16 @@ class KeyValueCache(TokenBuffers):
         return self._buffers["norms"][:, :, call.first : call.first + call.problem.k.shape[-2]]
 
     def _skip_reason(self, requirement: Requirement, method: str) -> str:
-        """Why this step does not look at the sketch, empty if it does; counts a pause down."""
+        """Why this step does not look at the sketch, empty if it does."""
         exact = requirement.exact
         if not exact and (method == "sparse" or (not self._unfit and method != "exact")):
             return ""  # the kernels decide by themselves
-        short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
-        if exact or self.bits is None or method == "exact" or short or self._price(_FEW) > 1:
+        if exact or self.bits is None or method == "exact" or self.length < SHORTEST:
             return self._why_all(exact, method, self.length)
         limits = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
         if limits != self._asked:
-            self._asked, self._pause, self._left, self._bold = limits, 0, 0, None
-        if self._left == 0:
-            return ""
-        self._left -= 1
-        return f"sparse decoding did not pay; retrying in {self._left} steps"
+            self._asked, self._bold = limits, None
+        return ""
 
     def _why_all(self, exact: bool, method: str, length: int) -> str:
         """Why all of so many tokens are read without a look at the sketch."""
@@ -395,40 +378,25 @@ class KeyValueCache(TokenBuffers):
             return "the cache keeps no sketch"
         return f"cache too short for sparse decoding ({length:,} tokens)"
 
-    def _price(self, share: float) -> float:
-        """About what an answer from a share of the tokens costs, relative to one from all of them."""
-        look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
-        return look + more * 2**16 / self.length + gathered * share
-
-    def _start_pause(self) -> None:
-        """Answers exactly for a while, twice as long as the last time."""
-        self._pause = next_pause(self._pause)
-        self._left = self._pause
-
     def _from_some_tokens(self, call: _Call, tol: float, unfit: str) -> Attended | str:
-        """The answer from a part of the tokens if that pays, or is asked for, and keeps `tol`; else why not.
+        """The answer from a part of the tokens by the reference if that keeps `tol`; else why not.
 
-        `unfit` says why no kernel gave it.
+        `unfit` says why neither kernels nor compiled code gave it.
         """
         problem, confidence = call.problem, call.requirement.confidence
         method = Sparse(**Sparse.tune({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.estimate_bound(problem, confidence).bound <= tol:
             return "rounding leaves nothing of the tolerance to drop"
-        try:
-            computed = self._computed(method, call)
-        except NotCompiled as error:
-            return f"the look at the sketch could not be compiled ({error}), and plain torch takes longer"
-        except NothingToSave as error:
-            self._start_pause()
-            return str(error)
-        self._pause = 0
+        values, norms = self._lengths(call).double(), problem.norms
+        whole = Norms(norms.q, self._longest.unsqueeze(-1).expand_as(values), values, norms.slack)
+        stream = random_stream(call.generator, self.device) if method.statistical else call.generator
+        computed = method.compute(problem.with_norms(whole), stream, self._sketch(call.first))
         certificate = certify(method, problem, computed, confidence)
         if not certificate.keeps(tol):
             return f"sparse could prove only {certificate.bound:.1e}"
-        if self.device.type != "cpu":
-            reason = f"{certificate.reason}; without kernels: {unfit}"
-            certificate = dataclasses.replace(certificate, reason=reason)
-        return Attended(computed.out, certificate)
+        without = "compiled code" if self.device.type == "cpu" else "kernels"
+        reason = f"{certificate.reason}; without {without}: {unfit}"
+        return Attended(computed.out, dataclasses.replace(certificate, reason=reason))
 
     def _from_all_tokens(self, call: _Call, reason: str) -> Attended:
         """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
@@ -439,46 +407,39 @@ class KeyValueCache(TokenBuffers):
                 return Attended(*answer)
         return attend_exact(self._with_norms(call).problem, requirement, reason)
 
-    def _computed(self, method: Sparse, call: _Call) -> Computed:
-        """The answer from a part of the tokens: one query of each head by the quick way, if numbers are usual."""
-        problem = call.problem
-        if method.chance == 0 and problem.q.shape[-2] == 1:
-            with contextlib.suppress(Unfit):
-                return self._skimmed(method, call)
-        values, norms = self._lengths(call).double(), problem.norms
-        whole = Norms(norms.q, self._longest.unsqueeze(-1).expand_as(values), values, norms.slack)
-        worthwhile = math.inf if call.method == "sparse" else _WORTHWHILE
-        stream = random_stream(call.generator, self.device) if method.statistical else call.generator
-        return method.compute(problem.with_norms(whole), stream, self._sketch(call.first), worthwhile)
+    def _by_cpu_steps(self, call: _Call, tol: float) -> Attended | str:
+        """The answer from a part of the tokens by compiled code; or why it does not serve."""
+        unfit = self._unfit_for_cpu(call.problem.q.shape[2], call.requirement.confidence, call.method)
+        return unfit or self._by_cpu_step(call.problem.q, call.problem.scale, tol, call.method, call.first)
 
-    def _skimmed(self, method: Sparse, call: _Call) -> Computed:
-        """The answer to one query of each head. Unless sparse is asked for, raises `NothingToSave` before it reads."""
-        problem = call.problem
-        b, h, _, d = problem.q.shape
-        s, e = problem.v.shape[-2:]
-        lengths = self._lengths(call)
-        hidden = 0 if self.window is None else max(0, s - self.window)
-        longest = self._extremes[..., 1] if self.window is None else lengths[..., hidden:].amax(-1).double()
-        most = longest * (1 - 2 * slack(e, self.dtype) - 2.0**-22)  # (b, g)
-        q = problem.q.reshape(b, self.key_heads, -1, d)
-        tokens = problem.k, problem.v, self._sketch(call.first), problem.scale
-        bounds = self._longest, lengths, longest, most
-        compiled = self.device.type == "cpu" and self.length >= _COMPILED
-        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._bold)
-        if call.method != "sparse" and self._price(skim.share) > 1:
-            raise NothingToSave(skim.share)
-        reading = skim.read()
-        self._bold = reading.bolder
-        unit, read, lost = (
-            x.unsqueeze(-1).expand(reading.moved.shape).reshape(b, h, 1)
-            for x in (most, reading.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)
-        )
-        limit = torch.finfo(self.dtype).max
-        out = reading.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
-        trace = Trace(reading.moved.reshape(b, h, 1), unit, read, lost, reading.read.double().unsqueeze(-1))
-        return Computed(out, trace)
+    def _unfit_for_cpu(self, queries: int, confidence: float, method: str) -> str:
+        """Why compiled code does not answer so many queries of each head; empty if it does."""
+        reasons = {
+            "there are several queries to a head": queries != 1,
+            f"compiled code does not support {self.dtype}": self.dtype == torch.float64,
+            "the sketch does not have 3 or 4 bits": self.bits not in (3, 4),
+            "the tokens of a group are not side by side": self._buffers["codes"].stride(-2) != 1,
+            "tokens are drawn by the reference": confidence < 1 and method == "sparse",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "") or cpu_unavailable()
 
-
-def next_pause(pause: int) -> int:
-    """How many answers are exact after the sketch saved nothing again, if they were `pause` the last time."""
-    return min(max(1, 2 * pause), _LONGEST_PAUSE)
+    def _by_cpu_step(self, q: Tensor, scale: float | None, tol: float, method: str, first: int = 0) -> Attended | str:
+        """What compiled code makes of the tokens from a place in the buffers on."""
+        if self._sketched < self._groups or self.window is not None:
+            self._measure_written()
+            with torch.autocast("cpu", enabled=False):
+                self._sketch(0)
+        if self._metric is None or self._size is None:
+            return "nothing is sketched"
+        end, known = self._position - self._base, self._length_bounds
+        hidden, longest = 0, known.values
+        if self.window is not None:
+            hidden = max(0, end - first - self.window)
+            longest = self._buffers["norms"][:, :, first + hidden : end].amax(-1).flatten().tolist()
+        bounds = hidden, known.keys, longest, known.least
+        held = CachedTokens(self._buffers, self._metric, self._size, first, end - first, *bounds)
+        answer = self._cpu_steps.step(q, held, scale, tol, self._bold, method == "sparse")
+        if isinstance(answer, str):
+            return answer
+        out, certificate, self._bold = answer
+        return Attended(out, certificate)

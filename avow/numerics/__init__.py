@@ -24,10 +24,6 @@ Tokens that are left unread:
     gather            averages over the chosen ones
     sparse_reading    the steps: a look, a cut, what is read, and the proof
     shard_steps       steps that one process takes, or many shards together
-Caches of tokens, in one pass:
-    fast_decode       averages from the heavy tokens alone
-    selection         the most that each may weigh, and which of them to read
-    fused             loops that a compiler makes of torch code
 Proofs:
     intervals         numbers and matrices that carry their own error
 """

@@ -63,10 +63,3 @@ def aggregate_error(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) 
     whole = (lost * grown + math.sqrt(sketch.rows) * rounded) * (1 + 1e-6)
     least = weighted * grown * narrowest * (1 - 1e-3)
     return AggregateError(whole.nan_to_num(nan=math.inf, posinf=math.inf), least.nan_to_num(nan=0.0, posinf=0.0))
-
-
-def curvature(least: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    r"""The most that φ(h)·exp(−h) can be where h is at least this: it is :math:`\int_0^1 t e^{-ht} dt`, which falls."""
-    h = least.clamp(max=50.0)
-    falling = (1 - (1 + h) * torch.exp(-h)) / h.square().clamp(min=1e-300)
-    return torch.where(h < 1e-3, 0.5, falling * (1 + 1e-6))

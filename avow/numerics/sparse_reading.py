@@ -33,14 +33,6 @@ _COARSELY = 1 - 1e-4
 _CUTS, _MASKED_CUTS = 3, 2
 
 
-class NothingToSave(Exception):
-    """So large a share of the tokens would have to be read that it does not pay; hardly any was read yet."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-        super().__init__(f"{share:.1%} of the tokens would have to be read in full")
-
-
 class State(NamedTuple):
     """What all shards know of the answer so far, in the unit of weights and in the size of values."""
 
@@ -109,8 +101,6 @@ class SparseReading:
     generator: torch.Generator | None = None
     weights_rounded: Float64[Tensor, "b g r 1"] | float = 1.0
     """What weights may be too large by, as float64 computes them: a factor."""
-    worthwhile: float = math.inf
-    """Of one process: if more than this share would have to be read, `NothingToSave` is raised before it is."""
 
     @property
     def sums(self) -> float:
@@ -124,8 +114,6 @@ class SparseReading:
         draws, read = None, first.read
         if self.chance > 0:
             draws, read = yield self._drawn(first, cut)
-        else:
-            self._check(self._before(cut).sum(-1, keepdim=True))
         answer = yield self._proved(cut, draws, read)
         yield Done(answer)
 
@@ -139,8 +127,6 @@ class SparseReading:
         else:
             cut = view.first_cut(look, torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), self.most)
         touched = view.together(place < cut) & view.seen
-        if not sampling:
-            self._check(touched.sum(-1, keepdim=True))
         read = self.nothing.joined(touched)
         state = yield self._reported(read, None, view.expected(self.whole, touched), view.strays)
         yield Done(_First(touched, read, state))
@@ -176,9 +162,7 @@ class SparseReading:
         center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
         center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         basis = Basis(self.drop, self.most, state.length, center, ref, (1 + 2 * self.sums) * self.weights_rounded)
-        drawn = yield draw(
-            self.view, whole, read, touched, self._before(cut), basis, self.chance, self.generator, self._check
-        )
+        drawn = yield draw(self.view, whole, read, touched, self._before(cut), basis, self.chance, self.generator)
         yield Done(drawn)
 
     def _proved(self, cut: _Cut, draws: Draws | None, read: Read) -> Steps:
@@ -239,10 +223,3 @@ class SparseReading:
     def _before(self, cut: _Cut) -> Bool[Tensor, "b g r s"]:
         """The tokens before a cut."""
         return (cut.place < cut.bin) & self.view.seen
-
-    def _check(self, reads: Tensor) -> None:
-        """Raise if reading so many tokens in all does not pay."""
-        if math.isfinite(self.worthwhile):
-            share = float(reads.sum()) / max(float(self.view.seen.sum()), 1.0)
-            if share > self.worthwhile:
-                raise NothingToSave(share)

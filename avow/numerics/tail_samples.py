@@ -15,7 +15,6 @@ Chernoff's inequality, again for all shards at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -77,10 +76,9 @@ def draw(
     basis: Basis,
     chance: float,
     generator: torch.Generator | None,
-    check: Callable[[Tensor], None],
 ) -> Steps:
     """Samples that prove enough, where they are smaller than what would be read `instead`; what is `touched` was read
-    already, and counts for certain. `check` is told how many tokens a middling sample would read.
+    already, and counts for certain.
     """
     logs = [math.log(len(LADDER) * sides / (share * chance)) for share, sides in _PARTS]
     terms, plan = _terms(view, whole, basis)
@@ -96,7 +94,6 @@ def draw(
     totals = yield Sum(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1))
     ends = yield Max(torch.cat([x for one in ranges for x in one.largest], -1))
     many, *expected = totals[..., : 1 + len(rungs)].split(1, -1)
-    check(torch.minimum(expected[len(rungs) // 2], many))
     variances = totals[..., 1 + len(rungs) :].split(2, -1)
     sane = (whole.peak - basis.ref <= _HIGH) & (basis.most > 0)
     home = terms.device if generator is None else generator.device

@@ -14,14 +14,12 @@ from transformers import AttentionInterface
 
 from avow.core import Certificate
 from avow.core.record import record
-from avow.nn import KeyValueCache, key_value_cache
+from avow.nn import key_value_cache
 
 
 def ask_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have caches ask their sketch wherever there is a tolerance, also where reading everything would be faster."""
-    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 0, "cuda": 0})
-    monkeypatch.setattr(key_value_cache, "_LONGEST_PAUSE", 0)
-    monkeypatch.setattr(KeyValueCache, "_price", lambda cache, share: 0.0)
+    monkeypatch.setattr(key_value_cache, "SHORTEST", 0)
 
 
 class Audited(NamedTuple):

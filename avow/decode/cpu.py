@@ -1,0 +1,338 @@
+r"""One query of each head from a part of a cache's tokens on a CPU, in compiled code (`cpu_stages`), with its bound.
+
+A step looks at the sketch of all keys, chooses limits, reads the tokens whose key is above a limit of any query that
+shares their head, and the open group; then it proves what the rest may have moved. If that is too much it reads more,
+at last everything. Heads that would read most of their tokens read all of them, without a look for some steps.
+
+**The bound.** Logits are in bits: :math:`\lambda_j = a \cdot k_j` with :math:`a = q \cdot scale \cdot \log_2 e`. With u
+the unit of float32, :math:`\gamma_n = nu/(1 - nu)`, and :math:`p = a \cdot size`, as keys are in units of their sketch:
+
+1. The sketch: :math:`|a \cdot k_j - p \cdot \hat k_j| \le \|Ap\| \cdot radius_j` [claim residual-cauchy-schwarz].
+   :math:`p \cdot \hat k_j = \sum p_c zero_c + \sum (p_c scale_c) code_{jc}`. In the first sum a term meets at most
+   d/16 + 24 roundings, in the second d + 4: p and its product with the scale, two of the first multiply-add, then one
+   each. By Cauchy and Schwarz both are off by at most :math:`\gamma_{d+8} \|p\| reach` (with 16 more for d below 32),
+   for reach is at least the length of :math:`|zero| + 15 scale`. Then three additions round numbers of at most
+   :math:`2\|p\| reach + \|Ap\| radius`: less than :math:`8u \|p\| reach` and 8u of the last term. So
+
+   .. math:: U_j = p \cdot \hat k_j + \|Ap\| radius_j + tilt \cdot reach + floor \ge \lambda_j
+
+   with :math:`tilt = \|p\| (\gamma_{d+24} + 16u)`, and :math:`\|Ap\|` rounded up by a part of 16u. What is below 2^-126
+   may be taken for zero, which moves a logit by less than the floor, for :math:`\|p\| \le 2^{20}` and
+   :math:`reach \le 2^{40}`: else the query is answered elsewhere, the group always read. So is a group with
+   :math:`\|p\| reach > 2^{13}`.
+2. What is not read weighs at most :math:`L = \sum_T 2^{U_j - origin}`, and M with each value's length. Differences down
+   to -126 are rounded by 2^-17 at most, `power_of_two` by a part of 2^-20; smaller powers are taken for 2^-126; lanes
+   add 32 terms before float64 goes on. A part of 2^-12 covers it all.
+3. What is read: a product :math:`a \cdot k_j` meets d/16 + 24 roundings at most, and its difference from the largest
+   one of twice its size. So logarithms of weights are off by :math:`stray = \ln 2 \cdot \|a\| \|k\| (\gamma_{d/16+24} +
+   4u) + 2^{-19}` at most, averages by :math:`2\tanh(stray/2)` [claim softmax-perturbation]; sums of 256 weighted
+   values, and of weights, by :math:`\gamma_{264}` each; all in units of the longest value.
+4. With Z the computed sum of the weights that were read and o their average [claim tail-mass-output],
+
+   .. math:: \|o^* - o\| \le \frac{M + L (\|o\| + rounding)}{Z} 2^{origin - top} e^{2 stray} + rounding.
+
+   The rest is float64, for which a part of 10^-9 is added; `Sparse` adds what rounding to the answer's type moves.
+
+Nothing is assumed of the order of threads, of fused multiply-adds, or of subnormal numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import math
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64
+from torch import Tensor
+
+from avow.core import Certificate, Computed, LazyCertificate, Norms, Problem
+from avow.core.certify import certify
+from avow.errors import is_out_of_memory
+from avow.methods.exact import Exact
+from avow.methods.sparse import Sparse, Trace
+from avow.numerics.norms import row_norms, slack
+from avow.numerics.rounding import tiny
+from avow.numerics.sketch import GROUP
+
+_EXACT = Exact()
+# Types of tokens, as compiled code numbers them.
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Why compiled code gives a step up, by its `status`.
+_WHY_NOT = (
+    "",
+    "logits are too large for float32",
+    "float32 would take more than a tenth of the tolerance",
+    "sums are not finite",
+)
+# Lengths of values for which float32 has room.
+_FAINT, _LONG = 1e-15, 1e15
+# Shorter caches are read sooner than looked at.
+SHORTEST = 2048
+
+
+class CachedTokens(NamedTuple):
+    """The tokens of a cache as they lie in its buffers, from a group on, and what is known of them."""
+
+    buffers: Mapping[str, Tensor]
+    metric: Float32[Tensor, "b g d"]
+    size: Float64[Tensor, "b g"]
+    first: int
+    """Where in the buffers the tokens begin: with a group."""
+    tokens: int
+    hidden: int
+    """So many of them are not seen, less than a group."""
+    longest_key: list[float]
+    longest: list[float]
+    least: float
+    """A lower bound on the length of any value."""
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why no step can be taken on this machine, empty if steps can; asked first, it compiles the stages if need be."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed (pip install 'avow[cpu]')"
+    try:
+        _stages()
+    except Exception as error:  # whatever a compiler or its installation may come up with
+        if is_out_of_memory(error):
+            raise
+        return f"numba could not compile ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+    return ""
+
+
+@functools.cache
+def _stages() -> ModuleType:
+    """The compiled stages; the first process on a machine that asks for them waits for the compiler."""
+    from avow.decode import cpu_stages
+
+    return cpu_stages
+
+
+@functools.cache
+def _openmp() -> Any:
+    """The library whose threads torch uses, if it is GNU's: they are awake already when a step begins; else None."""
+    try:
+        return ctypes.CDLL("libgomp.so.1", mode=getattr(os, "RTLD_NOLOAD", 0)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+
+
+def _run(step: Any, frame: int, threads: int) -> None:
+    """Have threads take a step together; returns when it is done and none is left in it."""
+    parallel = _openmp()
+    if threads == 1:
+        step.ctypes(frame)
+    elif parallel is not None:
+        parallel(ctypes.c_void_p(step.address), ctypes.c_void_p(frame), threads, 0)
+    else:
+        others = [threading.Thread(target=step.ctypes, args=(frame,)) for _ in range(threads - 1)]
+        for other in others:
+            other.start()
+        step.ctypes(frame)
+        for other in others:
+            other.join()
+
+
+@dataclass
+class CpuSteps:
+    """Decoding steps of a cache, and the space they work in."""
+
+    _space: _Space | None = field(default=None, repr=False)
+    _methods: dict[tuple[float, torch.dtype], Sparse] = field(default_factory=dict, repr=False)
+
+    def __deepcopy__(self, memo: object) -> CpuSteps:
+        """Another cache works in a space of its own."""
+        return CpuSteps()
+
+    def step(
+        self,
+        q: Float[Tensor, "b h 1 d"],
+        held: CachedTokens,
+        scale: float | None,
+        tol: float,
+        learnt: Tensor | None,
+        sparse: bool = False,
+    ) -> tuple[Tensor, Certificate, Tensor] | str:
+        """The answer, its certificate, and what the next step may begin with; or why float32 does not serve.
+
+        `learnt` is what the step before gave, if any. The bound is at most `tol`. If all tokens were read, the
+        certificate is that of exact attention, unless `sparse` was asked for.
+        """
+        (b, h, _, d), (g, _, e) = q.shape, held.buffers["values"].shape[1:]
+        siblings, groups = h // g, held.tokens // GROUP
+        method = self._method(tol, q.dtype)
+        if groups == 0:
+            return "nothing is sketched"
+        if method.drop <= 0:
+            return "rounding leaves nothing of the tolerance to drop"
+        if held.buffers["norms"].dtype != torch.float32 or not (
+            _FAINT <= min(held.longest) <= max(held.longest) <= _LONG
+        ):
+            return "values are too long or too short for float32"
+        if learnt is None or learnt.shape != (b, g, siblings + 2):
+            learnt = q.new_tensor([0.5] * siblings + [0.0, 0.0], dtype=torch.float64).repeat(b, g, 1)
+        sizes = (b * g, siblings, d, e)
+        if self._space is None or self._space.sizes != sizes or self._space.groups < groups:
+            self._space = _Space(sizes, groups)
+        scale = 1 / math.sqrt(d) if scale is None else float(scale)
+        rows = q.detach().float().contiguous()
+        unit = [x * (1 - 2 * slack(e, q.dtype) - 2.0**-22) for x in held.longest]
+        space = self._space
+        status = space.step(rows, held, unit, scale * math.log2(math.e), method.drop, learnt)
+        if status:
+            return status
+        out = torch.from_numpy(space.out).to(q.dtype).view(b, h, 1, e)
+        # Captured now: whoever has the answer may write into it before anybody looks.
+        answered = _Answered(q.detach().clone(), out.clone(), space.rows.copy(), unit, held.tokens - held.hidden)
+        later = functools.partial(
+            _fields, answered, held._replace(buffers={}), scale, method, e, "" if sparse else space.why_whole(learnt)
+        )
+        return out, LazyCertificate.of(later), learnt
+
+    def _method(self, tol: float, dtype: torch.dtype) -> Sparse:
+        key = tol, dtype
+        if key not in self._methods:
+            one = torch.zeros(1, 1, 1, 1, dtype=dtype)
+            sizes = Problem.of(one, one, one).sizes
+            self._methods = {key: Sparse(**Sparse.tune({}, sizes, tol, 1.0))}
+        return self._methods[key]
+
+
+class _Answered(NamedTuple):
+    """Copies of a step's queries and answers, and what is known of these."""
+
+    q: Tensor
+    out: Tensor
+    rows: np.ndarray
+    unit: list[float]
+    seen: int
+
+
+def _fields(
+    answered: _Answered, held: CachedTokens, scale: float, method: Sparse, width: int, whole: str
+) -> dict[str, Any]:
+    """The fields of a certificate; `whole` says why all tokens were read, if they were: then it is one of `Exact`."""
+    stages, q, (b, h, _, d), g = _stages(), answered.q, answered.q.shape, held.size.shape[1]
+
+    def of_heads(x: list[float]) -> Tensor:
+        return torch.tensor(x, dtype=torch.float64).view(b, g)
+
+    def of_rows(x: list[float]) -> Tensor:
+        return of_heads(x).repeat_interleave(h // g, 1).unsqueeze(-1)
+
+    nothing = q.new_zeros(1)
+    tokens = (nothing.expand(b, g, answered.seen, n) for n in (d, width))
+    problem = Problem.of(q, *tokens, scale=scale, enable_gqa=True)
+    longest = of_heads(held.longest)
+    values = torch.stack([longest.clamp(max=held.least), longest], -1)
+    keys = of_heads(held.longest_key).unsqueeze(-1).expand(values.shape)
+    problem = problem.with_norms(Norms(row_norms(q, "q"), keys, values, slack(max(d, width), q.dtype) + 2.0**-22))
+    rows = torch.from_numpy(answered.rows).view(b, h, 1, stages.ROWS)
+    lost = (answered.seen + 4) * math.sqrt(width) * tiny(torch.float64) * of_rows(held.longest)
+    off, read = rows[..., stages.OFF], rows[..., stages.COUNT]
+    trace = Trace(off, of_rows(answered.unit), read, lost, read[:, :: h // g])
+    fields = dict(vars(certify(method, problem, Computed(answered.out, trace), 1.0)))
+    if whole:
+        fields |= {"method": _EXACT.name, "parameters": _EXACT.parameters, "reason": whole}
+        fields["cost"] = _EXACT.cost(problem.sizes)
+    return fields
+
+
+class _Space:
+    """The arrays that steps of the same sizes work in, for up to so many groups."""
+
+    def __init__(self, sizes: tuple[int, int, int, int], groups: int) -> None:
+        self.sizes, self.groups, stages = sizes, groups + groups // 8 + 1, _stages()
+        heads, siblings, d, e = sizes
+        chunks = -(-self.groups // stages.CHUNK_GROUPS)
+        rows = (heads, siblings)
+        shapes: dict[str, tuple[tuple[int, ...], type]] = {
+            "sketch_q": ((*rows, d), np.float32),
+            "key_q": ((*rows, d), np.float32),
+            "upper": ((*rows, self.groups * GROUP), np.float32),
+            "constants": ((*rows, stages.CONSTANTS), np.float64),
+            "bins": ((*rows, stages.BINS), np.float64),
+            "chunk_sums": ((heads, chunks, siblings, 2), np.float64),
+            "partials": ((stages.ATTEMPTS, heads, chunks, siblings, stages.SUMS + e), np.float64),
+            "out": ((*rows, e), np.float64),
+            "rows": ((*rows, stages.ROWS), np.float64),
+            "flags": ((heads, stages.FLAGS), np.int64),
+            "counter": ((stages.PHASES, stages.PHASE // 8), np.int64),
+            "longest_key": ((heads,), np.float64),
+            "longest": ((heads,), np.float64),
+            "unit": ((heads,), np.float64),
+        }
+        self._arrays: dict[str, np.ndarray] = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
+        self.out, self.rows, self._counter = (self._arrays[name] for name in ("out", "rows", "counter"))
+        self._frame = np.zeros(1, stages.FRAME)
+        self._address = self._frame.ctypes.data
+        # Fields in plain views: a record's own take ten times as long.
+        self._whole: Any = self._frame.view(np.int64).data
+        self._real: Any = self._frame.view(np.float64).data
+        self._at: dict[str, int] = stages.AT
+        self._held: tuple[Mapping[str, Tensor], int] | None = None
+        self._set(heads=heads, siblings=siblings, dim=d, value_dim=e, width=-(-d // 2))
+        self._set(**{name: x.ctypes.data for name, x in self._arrays.items()})
+
+    def _set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._whole[self._at[name]] = value
+
+    def _point_at(self, buffers: Mapping[str, Tensor], first: int) -> None:
+        """Have the frame tell where the tokens and their sketch lie, from a group on."""
+        self._held = buffers, first
+        keys = buffers["keys"]
+        self._set(token_type=_TYPES[keys.dtype], room=keys.shape[2], group_room=buffers["reach"].shape[2])
+        for name in ("keys", "values", "norms", "codes", "scale", "zero", "radius", "reach"):
+            x = buffers[name]
+            place = first if name in ("keys", "values", "norms") else first // GROUP
+            self._set(**{name: x.data_ptr() + place * x.stride(2) * x.element_size()})
+
+    def step(
+        self,
+        q: Float32[Tensor, "b h 1 d"],
+        held: CachedTokens,
+        unit: list[float],
+        factor: float,
+        drop: float,
+        learnt: Float64[Tensor, "b g r"],
+    ) -> str:
+        """Takes a step, which leaves its answers in `out` and `rows`; or says why float32 does not serve."""
+        stages, groups = _stages(), held.tokens // GROUP
+        if self._held is None or self._held[0] is not held.buffers or self._held[1] != held.first:
+            self._point_at(held.buffers, held.first)
+        for name, x in (("longest_key", held.longest_key), ("longest", held.longest), ("unit", unit)):
+            self._arrays[name][:] = x
+        self._real[self._at["factor"]], self._real[self._at["drop"]] = factor, drop
+        self._set(tokens=held.tokens, hidden=held.hidden, groups=groups, chunks=-(-groups // stages.CHUNK_GROUPS))
+        self._set(q=q.data_ptr(), metric=held.metric.data_ptr(), size=held.size.data_ptr(), learnt=learnt.data_ptr())
+        self._set(attempt=0, status=0)
+        self._counter.fill(0)
+        _run(stages.step, self._address, torch.get_num_threads())
+        status, (_, done, late) = self._whole[self._at["status"]], self._counter[4 + 3 * self.attempt].tolist()
+        if status == 0 and (not done or late):
+            raise MemoryError("not enough memory for a decoding step")
+        return _WHY_NOT[status]
+
+    @property
+    def attempt(self) -> int:
+        """How many cuts were not enough in the last step."""
+        return int(self._whole[self._at["attempt"]])
+
+    def why_whole(self, learnt: Float64[Tensor, "b g r"]) -> str:
+        """Why all tokens of all heads were read; empty if some were not."""
+        if not self._arrays["flags"][:, _stages().WHOLE].all():
+            return ""
+        looked, left = bool((learnt[..., -2] == learnt[..., -1]).any()), int(learnt[..., -1].amin())
+        retry = f"sparse decoding did not pay; retrying in {left} steps"
+        return "most of the tokens would have to be read in full" if looked else retry

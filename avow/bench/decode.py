@@ -283,14 +283,18 @@ def sketched_by_head(k: Tensor) -> Sketch:
 def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterator[Row]:
     """Each stage alone: its time, the bytes it must move, and how near the memory limit that is."""
     from avow.kernels import histogram, planning
+    from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sparse_decode import KERNELS
 
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
     heads, n, d, e = k.shape[1], case.length, k.shape[3], v.shape[3]
     r, c = q.shape[1] // heads, sketch.codes.shape[2]
-    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
-    bound = partial(KERNELS.bounded, q, sketch, lengths.each, prepare())
+    used = Used(
+        torch.full((k.shape[0] * heads,), n, dtype=torch.int32, device=k.device), blank_state(k.device, always=True)
+    )
+    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale, used)
+    bound = partial(KERNELS.bounded, q, sketch, lengths.each, prepare(), used)
     terms = bound()
     count: Callable[[], Any]
     # What is counted is counted once here, since every further time adds to the histogram.
@@ -302,7 +306,7 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
         count = partial(KERNELS.planned, terms, lengths.most, planning.goal(_TOL, _TOL, q.dtype), logs)
         choose = partial(KERNELS.drawn, terms, count(), logs, checked.seed, n)
     chosen = choose()
-    attend = partial(KERNELS.attended, q, k, v, chosen, scale)
+    attend = partial(KERNELS.attended, q, k, v, chosen, scale, used)
     parts = attend()
     merge = partial(KERNELS.merged, q, v, parts, terms, chosen, lengths.most)
     step = merge(math.inf, scale)

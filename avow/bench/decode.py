@@ -282,7 +282,7 @@ def sketched_by_head(k: Tensor) -> Sketch:
 
 def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterator[Row]:
     """Each stage alone: its time, the bytes it must move, and how near the memory limit that is."""
-    from avow.kernels import histogram, planning
+    from avow.kernels import planning
     from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sparse_decode import KERNELS
@@ -313,8 +313,8 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     read_again = partial(KERNELS.read_again, q, k, v, terms, lengths.most, scale, step)
     tokens_read = float(step.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
-    sampled = min(rows, 2 * histogram._ENOUGH)
-    part_bytes = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
+    sampled = min(rows, 2 * planning._ENOUGH)
+    part_bytes = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.weighted))
     stages: list[tuple[str, Callable[[], Any], float]] = [
         ("constants", prepare, per_group * (4 * d + 32)),
         ("bounds", bound, heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r)),

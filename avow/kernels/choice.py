@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from avow.kernels import planning
@@ -21,7 +21,7 @@ from avow.kernels.planning import WIDTH, Counted, stride_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, StepShape
-from avow.kernels.tile_ops import HeadView, chained, filled, follow
+from avow.kernels.tile_ops import chained, filled, follow
 from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
@@ -43,7 +43,7 @@ class Draws(NamedTuple):
     is light.
     """
     nu: Float32[Tensor, "bg"]
-    lengths: HeadView
+    lengths: Float[Tensor, "bg s"]
     """Upper bounds on those of values: what terms count with."""
     logs: Logs
     seed: Int64[Tensor, "1"]

@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.choice import PLACES, Chosen, Draws
 from avow.kernels.finalize import BoundInputs, Decoded, Unread, merge, rounding_of
 from avow.kernels.pausing import Used, tokens_in
 from avow.kernels.sample_bounds import ABOVE, BELOW
@@ -46,16 +46,18 @@ _CHUNK = 16
 
 
 class _Inputs(NamedTuple):
-    """Queries, keys and values, and what makes octaves of products."""
+    """Queries, keys and values, what makes octaves of products, and the lengths of values if tokens were drawn."""
 
     q: Tensor
     k: HeadView
     v: HeadView
     factor: float
+    lengths: HeadView | None = None
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, scale: float) -> _Inputs:
-        return _Inputs(q, by_head(k, "k"), by_head(v, "v"), scale * math.log2(math.e))
+    def of(q: Tensor, k: Tensor, v: Tensor, scale: float, draws: Draws | None = None) -> _Inputs:
+        lengths = None if draws is None else HeadView(draws.lengths, draws.lengths.stride(0))
+        return _Inputs(q, by_head(k, "k"), by_head(v, "v"), scale * math.log2(math.e), lengths)
 
 
 @triton.jit
@@ -112,7 +114,7 @@ def attend(program, head, tiles, inputs, parts, s, S: tl.constexpr, chosen=None,
     rows, carriers = at_head(inputs.k, head), at_head(inputs.v, head)
     if DRAWN:
         # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
-        lengths = at_head(chosen.draws.lengths, head)
+        lengths = at_head(inputs.lengths, head)
         next_entry, _ = _entry(own, start, token, places, whole)
         next_long = tl.load(lengths + (next_entry & _PLACE))
         next_entry, _ = _entry(own, start + 1, token, places, whole)
@@ -217,10 +219,22 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used
     """Attention over the listed tokens, in parts."""
     heads, spans = chosen.found.shape
     shape, parts = list_shape(q, v, spans), blank_parts(q, v, chosen.draws is not None)
-    inputs = _Inputs.of(q, k, v, scale), chosen, used, parts, heads, spans, chosen.listed.shape[1] // spans
+    inputs, room = _Inputs.of(q, k, v, scale, chosen.draws), chosen.listed.shape[1] // spans
     # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
     stages = 5 if q.element_size() * (shape.D + shape.E) <= 512 else 3
-    _attended[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=_WARPS, num_stages=stages, **chained(q.device))
+    _attended[(shape.PROGRAMS,)](
+        inputs,
+        chosen,
+        used,
+        parts,
+        heads,
+        spans,
+        room,
+        S=shape,
+        num_warps=_WARPS,
+        num_stages=stages,
+        **chained(q.device),
+    )
     return parts
 
 

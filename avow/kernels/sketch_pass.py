@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32, UInt8
+from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
@@ -58,18 +58,19 @@ class Terms(NamedTuple):
     """Zeros: an empty histogram."""
     arrived: Int32[Tensor, "bh"]
     """Zeros: how many programs have filled in their part."""
-    lengths: HeadView
+    lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
     used: Used
 
 
 class _Codes(NamedTuple):
-    """What a sketch says of tokens, and of groups of them."""
+    """What a sketch says of tokens and of groups of them, and the lengths of values."""
 
     codes: HeadView
     scale: HeadView
     radius: HeadView
     reach: HeadView
+    lengths: HeadView
 
 
 @triton.jit
@@ -131,7 +132,7 @@ def _bounded(q, sketch, known, terms, room, S: tl.constexpr, EARLY: tl.constexpr
     highest = tl.full((RP,), LOWEST_TERM, tl.int32)
     codes, offset = at_head(sketch.codes, head), terms.offset + head * S.R * room * _GROUP
     scale, radius = at_head(sketch.scale, head), at_head(sketch.radius, head)
-    lengths, reach = at_head(terms.lengths, head), at_head(sketch.reach, head)
+    lengths, reach = at_head(sketch.lengths, head), at_head(sketch.reach, head)
     # Said here, the number of stages holds for every load; said at the launch, for those of products alone.
     for group in tl.range(part * STRIDE, c, tl.num_programs(1) * STRIDE, num_stages=STAGES):
         # Behind the last group comes the last group again: what is written twice is the same.
@@ -201,17 +202,18 @@ def _steps(scale, group, byte, S: tl.constexpr):
 def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Used) -> Terms:
     """The terms of every sketched token in use."""
     heads, (b, h, d), room = known.nu.shape[0], q.shape, sketch.codes.shape[2]
-    views = _Codes(*(by_head(getattr(sketch, name), f"sketch.{name}") for name in _Codes._fields))
+    views = {name: by_head(getattr(sketch, name), f"sketch.{name}") for name in ("codes", "scale", "radius", "reach")}
+    codes = _Codes(**views, lengths=by_head(lengths, "lengths"))
     r = b * h // heads
     terms = Terms(
         q.new_empty(b * h, room * GROUP, dtype=torch.uint8),
         q.new_empty(heads, room, r, dtype=torch.int32),
         q.new_empty(heads, room, r, dtype=torch.float32),
         *known[2:],
-        by_head(lengths, "lengths"),
+        codes.lengths.base,
         used,
     )
     programs = min(triton.cdiv(room, 2 if 2 * r <= SIBLINGS else 1), triton.cdiv(_AT_ONCE, heads))
     shape = StepShape(r, D=d, WP=padded(d // 2), FAST=not interpreted())
-    _bounded[(heads, max(1, programs))](q, views, known, terms, room, S=shape, num_warps=1, **chained(q.device))
+    _bounded[(heads, max(1, programs))](q, codes, known, terms, room, S=shape, num_warps=1, **chained(q.device))
     return terms

@@ -23,7 +23,6 @@ from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.sparse_decode import Stages, decode
 from avow.kernels.step_constants import BINS, LIMIT, SIBLINGS, STEPS, Prepared, absolute_error, relative_error
-from avow.kernels.tile_ops import HeadView
 from avow.kernels.work_partition import TILE, Parts, programs
 from avow.numerics.sketch import GROUP, Sketch, unpacked
 
@@ -89,9 +88,7 @@ def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepare
     mass = torch.exp2((middle - sketch_pass._DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    lengths = lengths.reshape(heads, -1)
-    each = HeadView(lengths, lengths.stride(0))
-    return Terms(offset, top, mass, known.nu, widest, known.counts, known.arrived, each, used)
+    return Terms(offset, top, mass, known.nu, widest, known.counts, known.arrived, lengths.reshape(heads, -1), used)
 
 
 def counted_reference(terms: Terms) -> Counted:
@@ -273,7 +270,7 @@ def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: f
             weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
             total[slot], weighted[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
             if chosen.draws is not None:
-                length = chosen.draws.lengths.base[head, places].float() / chosen.draws.nu[head]
+                length = chosen.draws.lengths[head, places].float() / chosen.draws.nu[head]
                 slanted = (length.square() + 1).sqrt()
                 rim, fine = chosen.draws.rims[head * r : head * r + r, :, None].unbind(1)
                 term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))

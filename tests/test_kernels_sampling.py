@@ -19,7 +19,7 @@ from tests.helpers.decode_checks import same_lists
 
 interpret()
 
-from avow.kernels import choice, finalize, gather_attention, histogram, planning, sampling
+from avow.kernels import choice, finalize, gather_attention, planning, sampling
 from avow.kernels.choice import Chosen
 from avow.kernels.finalize import Decoded
 from avow.kernels.sample_bounds import Logs
@@ -87,7 +87,7 @@ def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dt
     terms = terms_of(given)
     aim = planning.goal(0.8, None, dtype)
     rims, other_rims = planning.planned(terms, most, aim, LOGS), references.planned_reference(terms, most, aim, LOGS)
-    assert terms.arrived.tolist() == [histogram.programs_for(terms.top.shape[1])] * len(rims)
+    assert terms.arrived.tolist() == [planning.programs_for(terms.top.shape[1])] * len(rims)
     # Sums in another order may put a rim on the other side of a whole step.
     assert float((rims - other_rims)[:, 0].abs().max()) <= 1 / STEPS
     assert torch.equal(rims[:, 1], other_rims[:, 1])
@@ -230,7 +230,7 @@ def test_plans_and_lists_are_the_same_however_programs_share_the_work(monkeypatc
     given = step(*drawn(g=3, s=500, d=32, e=32, loud=1.0), torch.float32)
     _, whole = chosen_of(given)
     assert whole.draws is not None and whole.found.shape == (3, 1)
-    for module, name, value in ((choice, "BLOCK", 128), (histogram, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
+    for module, name, value in ((choice, "BLOCK", 128), (planning, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
     terms, parts = chosen_of(given)
     # Four programs counted each row, and the last of them found all that the others had.

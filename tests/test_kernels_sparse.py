@@ -17,7 +17,7 @@ from tests.helpers.decode_checks import faults_at, same_lists
 
 interpret()
 
-from avow.kernels import choice, finalize, gather_attention, histogram, sketch_pass, step_constants
+from avow.kernels import choice, finalize, gather_attention, planning, sketch_pass, step_constants
 from avow.kernels.finalize import Decoded
 from avow.numerics.sketch import GROUP, sketched
 from tests.helpers import decode_references as references
@@ -68,7 +68,7 @@ def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dt
     scale = torch.exp2((own.top - terms.top) / step_constants.STEPS)
     torch.testing.assert_close(own.mass * scale, terms.mass, rtol=1e-3, atol=0.0)
     found = references.counted_reference(terms)
-    counted = histogram.counted(terms)
+    counted = planning.counted(terms)
     assert torch.equal(counted.counts, found.counts)
     torch.testing.assert_close(counted.masses.sum(-1), found.masses.sum(-1))
     chosen = choice.marked(terms, found, most, drop, s)
@@ -130,7 +130,7 @@ def test_what_is_not_listed_is_not_read() -> None:
     given = step(*drawn(g=2, s=500, loud=12.0))
     before = given.run()
     known = terms_of(given)
-    chosen = choice.marked(known, histogram.counted(known), given.lengths.most, 1e-2, 500)
+    chosen = choice.marked(known, planning.counted(known), given.lengths.most, 1e-2, 500)
     flags = flags_of(chosen, 500)[None] > 0
     assert 0.1 < float(flags.float().mean()) < 0.9
     k, v = (torch.where(flags.unsqueeze(-1), x, math.nan) for x in (given.k, given.v))

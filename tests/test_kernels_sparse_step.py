@@ -17,7 +17,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import choice, finalize, histogram, work_partition
+from avow.kernels import choice, finalize, planning, work_partition
 from avow.kernels.finalize import Decoded, blank_report
 from avow.kernels.pausing import LEFT, LONGEST, PAUSE, SHORTEST, Used, blank_state
 from avow.kernels.sparse_decode import Lengths, decode, value_lengths
@@ -46,7 +46,7 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
 ) -> None:
     given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
     alone = given.run(how=decode_reference)
-    for module, name, value in ((choice, "BLOCK", 128), (histogram, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
+    for module, name, value in ((choice, "BLOCK", 128), (planning, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(work_partition, "_PROGRAMS", count)
     monkeypatch.setattr(finalize, "_CHUNK", 2)
@@ -61,13 +61,13 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
 def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given = step(*drawn(g=1, s=900, d=32, e=32, loud=6.0), torch.float32)
     whole = given.run()
-    monkeypatch.setattr(histogram, "_ENOUGH", 300)
+    monkeypatch.setattr(planning, "_ENOUGH", 300)
     assert references.stride_of(given.sketch.codes.shape[2]) == 2
     found, other = given.run(), given.run(how=decode_reference)
     assert torch.equal(found.kept, other.kept) and bool(found.within.all())
     assert 0.8 < float(found.kept / whole.kept) < 1.25
     terms = terms_of(given)
-    counts = histogram.counted(terms).counts
+    counts = planning.counted(terms).counts
     assert torch.equal(counts, references.counted_reference(terms).counts)
     assert counts.sum(-1).tolist() == [7 * GROUP] * 2
 

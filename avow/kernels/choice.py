@@ -15,13 +15,13 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
-from avow.kernels import histogram
-from avow.kernels.histogram import WIDTH, Counted, stride_in
+from avow.kernels import planning
 from avow.kernels.pausing import tokens_in
+from avow.kernels.planning import WIDTH, Counted, stride_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS
-from avow.kernels.tile_ops import early, follow
+from avow.kernels.step_constants import BINS, StepShape
+from avow.kernels.tile_ops import chained, filled, follow
 from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
@@ -77,11 +77,13 @@ def appended(own, count, entry, wanted, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _below(offset, top, widest, head, sibling, group, place, c, room, R: tl.constexpr):
+def _below(terms, head, sibling, group, place, c, room, S: tl.constexpr):
     """How many steps groups are below a sibling's largest term, and their tokens below the group's."""
-    row = head * R + sibling
-    apart = tl.load(widest + row) - tl.load(top + (head * room + group) * R + sibling, mask=group < c, other=0)
-    short = tl.load(offset + row * room * _GROUP + place, mask=(group < c)[:, None], other=0).to(tl.int32)
+    row = head * S.R + sibling
+    apart = tl.load(terms.widest + row) - tl.load(
+        terms.top + (head * room + group) * S.R + sibling, mask=group < c, other=0
+    )
+    short = tl.load(terms.offset + row * room * _GROUP + place, mask=(group < c)[:, None], other=0).to(tl.int32)
     return apart, short
 
 
@@ -94,135 +96,94 @@ def span_in(s, part, spans, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def span_to_list(used, state, found, head, part, spans, BLOCK: tl.constexpr):
+def span_to_list(terms, chosen, head, part, spans, BLOCK: tl.constexpr):
     """How many tokens a head has, and the first and last of the blocks that a program lists.
 
     And whether there is nothing to list, since all tokens are read in order: their number is all that is written then.
     """
-    s, whole = tl.load(used + head), tokens_in(used, state, head) == 0
+    s, whole = tl.load(terms.used.tokens + head), tokens_in(terms.used, head) == 0
     begin, end = span_in(s, part, spans, BLOCK)
     if whole:
-        tl.store(found + head * spans + part, tl.maximum(tl.minimum(end * BLOCK, s) - begin * BLOCK, 0))
+        tl.store(chosen.found + head * spans + part, tl.maximum(tl.minimum(end * BLOCK, s) - begin * BLOCK, 0))
     return s, begin, end, whole
 
 
 @triton.jit(do_not_specialize=["room", "spans", "span", "programs"])
-def _marked(
-    offset,
-    top,
-    widest,
-    counts,
-    masses,
-    most,
-    nu,
-    listed,
-    found,
-    tails,
-    drop,
-    used,
-    state,
-    room,
-    spans,
-    span,
-    programs,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    ENOUGH: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl.constexpr, EARLY: tl.constexpr):
     """Lists the tokens of some blocks, at most `span`, that some sibling wants, and adds up what others may weigh."""
     follow(EARLY)
+    R: tl.constexpr = S.R
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s, begin, end, whole = span_to_list(used, state, found, head, part, spans, BLOCK)
+    s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
     if whole:
-        row = tl.arange(0, RP)
-        tl.store(tails + (head * R + row) * spans + part, tl.zeros((RP,), tl.float32), mask=row < R)
+        row = tl.arange(0, S.RP)
+        tl.store(chosen.tails + (head * R + row) * spans + part, filled(0.0, S.RP), mask=row < R)
         return
     c = s // _GROUP
-    row, bins, program = tl.arange(0, RP), tl.arange(0, _BINS), tl.arange(0, PROGRAMS)
+    row, bins, program = tl.arange(0, S.RP), tl.arange(0, _BINS), tl.arange(0, S.PROGRAMS)
     rows = head * R + row
     own = (row < R)[:, None]
     # Where to cut: every program finds the same, sooner than it could be told.
     parts = tl.load(
-        masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
+        known.masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
     )
     # Of a sample the terms are fewer by as much as it is smaller.
-    sampled = stride_in(c, ENOUGH).to(tl.float32)
-    budget = tl.sum(parts, 1) * (drop / sampled) * (tl.load(most + head) / tl.load(nu + head))
+    sampled = stride_in(c, S.ENOUGH).to(tl.float32)
+    budget = tl.sum(parts, 1) * (drop / sampled) * (tl.load(most + head) / tl.load(terms.nu + head))
     # Where the budget is not a number, everything is read.
     budget = tl.where(budget < float("inf"), budget, -1.0)
-    number = tl.load(counts + rows[:, None] * _BINS + bins[None, :], mask=own, other=0)
+    number = tl.load(known.counts + rows[:, None] * _BINS + bins[None, :], mask=own, other=0)
     # Each bin's terms are taken for the largest that it may hold.
-    terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-_WIDTH / 8))[None, :]
-    behind = tl.cumsum(terms, 1, reverse=True)
+    sizes = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-_WIDTH / 8))[None, :]
+    behind = tl.cumsum(sizes, 1, reverse=True)
     over = tl.sum(tl.where(behind <= budget[:, None], 0, 1), 1)
     cuts = tl.where(over >= _BINS, 2**30, tl.maximum(over, 1) * _WIDTH)  # (RP,)
-    own_list = listed + (head * spans + part) * span * BLOCK
+    own_list = chosen.listed + (head * spans + part) * span * S.BLOCK
     count = 0
-    left = tl.zeros((BLOCK // _GROUP, RP), tl.float32)
+    left = filled(0.0, S.BLOCK // _GROUP, S.RP)
     token = tl.arange(0, _GROUP)
     for block in range(begin, end):
-        group = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
+        group = block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
         place = group[:, None] * _GROUP + token[None, :]
         sketched = group < c
         # By how many steps a token is above some sibling's cut; what has no sketch is always read.
-        above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((BLOCK // _GROUP, _GROUP), tl.int32)
+        above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((S.BLOCK // _GROUP, _GROUP), tl.int32)
         for sibling in tl.static_range(R):
-            apart, short = _below(offset, top, widest, head, sibling, group, place, c, room, R)
+            apart, short = _below(terms, head, sibling, group, place, c, room, S)
             cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
             above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
         wanted = tl.where((above > 0) & (place < s), 1, 0)
         unread = 1.0 - wanted.to(tl.float32)
-        count = appended(own_list, count, place, wanted, BLOCK)
+        count = appended(own_list, count, place, wanted, S.BLOCK)
         for sibling in tl.static_range(R):
-            apart, short = _below(offset, top, widest, head, sibling, group, place, c, room, R)
+            apart, short = _below(terms, head, sibling, group, place, c, room, S)
             # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
             # lies between two of them on a line: that is above the power, by 6% at most.
             bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
             term = (bits[:, None] - (short << 20)).to(tl.float32, bitcast=True)
             sums = tl.where(sketched, tl.sum(term * unread, 1), 0.0)
             left += tl.where((row == sibling)[None, :], sums[:, None], 0.0)
-    tl.store(found + head * spans + part, count)
-    tl.store(tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
+    tl.store(chosen.found + head * spans + part, count)
+    tl.store(chosen.tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
 
 
 def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, capacity: int) -> Chosen:
     """Tokens that some sibling wants, so that the rest moves it by about `drop`, and all that have no sketch."""
-    heads, room, r = terms.top.shape
+    (heads, room, r), programs = terms.top.shape, known.masses.shape[1]
     spans, span = spans_of(heads, capacity)
-    out = Chosen(
-        terms.widest.new_empty(heads, spans * span * BLOCK),
-        terms.widest.new_empty(heads, spans),
-        terms.mass.new_empty(heads * r, spans),
-    )
-    programs = known.masses.shape[1]
-    _marked[(heads, spans)](
-        terms.offset,
-        terms.top,
-        terms.widest,
-        *known,
-        most,
-        terms.nu,
-        *out[:3],
-        drop,
-        *terms.used,
-        room,
-        spans,
-        span,
-        programs,
-        R=r,
-        RP=triton.next_power_of_2(r),
-        BLOCK=BLOCK,
-        PROGRAMS=triton.next_power_of_2(programs),
-        ENOUGH=histogram._ENOUGH,
-        EARLY=early(terms.top.device),
-        launch_pdl=early(terms.top.device),
-        num_warps=4,
-        maxnreg=REGISTERS,
-    )
-    return out
+    chosen = blank_lists(terms, spans, span)._replace(tails=terms.mass.new_empty(heads * r, spans))
+    rows, most_programs = triton.next_power_of_2(r), triton.next_power_of_2(programs)
+    shape = StepShape(r, rows, BLOCK=BLOCK, ENOUGH=planning._ENOUGH, PROGRAMS=most_programs)
+    inputs = terms, known, most, chosen, drop, room, spans, span, programs
+    _marked[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=REGISTERS, **chained(most.device))
+    return chosen
+
+
+def blank_lists(terms: Terms, spans: int, span: int, draws: Draws | None = None) -> Chosen:
+    """Room for the lists of all heads, in so many spans of so many blocks."""
+    heads = terms.top.shape[0]
+    listed = terms.widest.new_empty(heads, spans * span * BLOCK)
+    return Chosen(listed, terms.widest.new_empty(heads, spans), None, draws)
 
 
 def spans_of(heads: int, capacity: int) -> tuple[int, int]:

@@ -1,7 +1,9 @@
-"""Attention over listed tokens, in parts that `avow.kernels.merging` puts together.
+"""Attention over listed tokens, or over all of them, in parts that `avow.kernels.finalize` puts together.
 
 Each program reads its share of all lists, and keeps the largest logit, the sum of weights and the weighted values of
-what it read of each head.
+what it read of each head. Heads that a step's bounds do not suffice for are then read in full, by one kernel that does
+nothing unless there is such a head: programs share all tokens of those heads, and whoever is the last to be done with a
+head merges what all of them found. Logits count octaves.
 """
 
 from __future__ import annotations
@@ -15,164 +17,236 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.choice import Chosen
-from avow.kernels.chunking import padded
+from avow.kernels.choice import PLACES, Chosen, Draws
+from avow.kernels.finalize import BoundInputs, Decoded, Unread, merge, rounding_of
 from avow.kernels.pausing import Used, tokens_in
-from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import by_head, early, follow, interpreted
-from avow.kernels.work_partition import programs, share_of, shares, span_of, tiles_listed
+from avow.kernels.sample_bounds import ABOVE, BELOW
+from avow.kernels.sketch_pass import Terms
+from avow.kernels.tile_ops import LOWEST, HeadView, at_head, by_head, chained, exp2_near, filled, follow, log2_near
+from avow.kernels.work_partition import (
+    TILE,
+    Parts,
+    blank_parts,
+    list_shape,
+    share_of,
+    shares,
+    slots_of,
+    span_of,
+    tiles_again,
+    tiles_in,
+    tiles_listed,
+)
+
+_TILE, _PLACES, _PLACE = tl.constexpr(TILE), tl.constexpr(PLACES), tl.constexpr(2**PLACES - 1)
+# Warps that share a tile, and rows of a tile of queries. One warp waits for no other, and eight of them to a processor
+# keep its memory busy.
+_WARPS, _ROWS = 1, tl.constexpr(16)
+# Parts that one warp merges at once.
+_CHUNK = 16
 
 
-class Parts(NamedTuple):
-    """Shares of a head's list: their largest logits, sums of weights, weighted values, and longest keys, squared.
+class _Inputs(NamedTuple):
+    """Queries, keys and values, what makes octaves of products, and the lengths of values if tokens were drawn."""
 
-    What program p found of key head i is in slot p + i: along all lists one after the other, no two are the same.
+    q: Tensor
+    k: HeadView
+    v: HeadView
+    factor: float
+    lengths: HeadView | None = None
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, scale: float, draws: Draws | None = None) -> _Inputs:
+        lengths = None if draws is None else HeadView(draws.lengths, draws.lengths.stride(0))
+        return _Inputs(q, by_head(k, "k"), by_head(v, "v"), scale * math.log2(math.e), lengths)
+
+
+@triton.jit
+def _entry(own, tile, token, places, whole):
+    """What a tile of a list holds: its entries, or if `whole` as many tokens in order; and how many are left.
+
+    With where the tiles of each span end, by how much its tokens stand behind where they would without spans, and
+    where they would end then. No number is below the one before it, so that the least is that of the first span that
+    ends behind the tile: one step finds both.
     """
+    ends, moves, limits = places
+    behind = ends > tile
+    move = tl.min(tl.where(behind, moves, 2**31 - 1), 0)
+    limit = tl.min(tl.where(behind, limits, 2**31 - 1), 0)
+    spot, left = tile * _TILE + move, limit - tile * _TILE
+    entry = tl.load(own + spot + token, mask=(token < left) & (whole == 0), other=0)
+    return tl.where((whole != 0) & (token < left), tile * _TILE + token, entry), left
 
-    peak: Float32[Tensor, "slots r"]
-    total: Float32[Tensor, "slots r"]
-    values: Float32[Tensor, "slots r e"]
-    square: Float32[Tensor, "slots"]
-    light: Float32[Tensor, "slots r"] | None = None
-    """Where tokens were drawn: the squares of light terms over their odds, (1 − p)-fold, and the heavy ones, both in
-    units of the threshold between them.
+
+@triton.jit
+def attend(program, head, tiles, inputs, parts, s, S: tl.constexpr, chosen=None, spans=None, room=None):
+    """Some tiles of a head's list: what a program finds of them.
+
+    Without a list, tokens are the first `s` of all; of a list whose head chooses among `s` = 0 only the length counts.
     """
-    heavy: Float32[Tensor, "slots r"] | None = None
+    LISTED: tl.constexpr = room is not None
+    DRAWN: tl.constexpr = LISTED and chosen.draws is not None
+    # Weights of at most one are multiplied by this, so that their halves do not vanish in float16.
+    LIFT: tl.constexpr = 2.0**14 if inputs.v.base.dtype.element_ty == tl.float16 else 1.0
+    start, end = tiles
+    row, channel, column = tl.arange(0, _ROWS), tl.arange(0, S.DP), tl.arange(0, S.EP)
+    token = tl.arange(0, _TILE)
+    asked = (row < S.R)[:, None] & (channel < S.D)[None, :]
+    x = tl.load(inputs.q + (head * S.R + row)[:, None] * S.D + channel[None, :], mask=asked, other=0.0)
+    high = filled(LOWEST, _ROWS)
+    mass = filled(0.0, _ROWS)
+    sums = filled(0.0, _ROWS, S.EP)
+    longest = filled(0.0, _TILE, _TILE)
+    if DRAWN:
+        rim = chosen.draws.rims + (head * S.R + row) * 2
+        threshold = tl.load(rim, mask=row < S.R, other=0.0) - tl.load(rim + 1, mask=row < S.R, other=0.0)
+        ratio = 1 / tl.load(chosen.draws.nu + head)
+        squares = filled(0.0, _ROWS)
+        large = filled(0.0, _ROWS)
+    if LISTED:
+        span = tl.arange(0, S.SPANS)
+        number = tl.load(chosen.found + head * spans + span, mask=span < spans, other=0)
+        many = tiles_in(number)
+        after = tl.cumsum(many, 0)
+        moves, limits = span * room - (after - many) * _TILE, (after - many) * _TILE + number
+        # What is behind the list has the limit of the last span, and so no token.
+        places = tl.where(span == S.SPANS - 1, 2**31 - 1, after), moves, limits
+        own, whole = chosen.listed + head * spans * room, (s == 0).to(tl.int32)
+    rows, carriers = at_head(inputs.k, head), at_head(inputs.v, head)
+    if DRAWN:
+        # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
+        lengths = at_head(inputs.lengths, head)
+        next_entry, _ = _entry(own, start, token, places, whole)
+        next_long = tl.load(lengths + (next_entry & _PLACE))
+        next_entry, _ = _entry(own, start + 1, token, places, whole)
+    for tile in range(start, end):
+        if LISTED:
+            entry, left = _entry(own, tile, token, places, whole)
+            there = token < left
+            place = (entry & _PLACE if DRAWN else entry).to(tl.int64)
+        else:
+            there = tile * _TILE + token < s
+            place = tl.where(there, tile * _TILE + token, 0).to(tl.int64)
+        keys = tl.load(
+            rows + place[:, None] * S.D + channel[None, :], mask=there[:, None] & (channel < S.D)[None, :], other=0.0
+        )
+        carried = tl.load(
+            carriers + place[:, None] * S.E + column[None, :], mask=there[:, None] & (column < S.E)[None, :], other=0.0
+        )
+        counted = tl.where(there, 0.0, float("-inf"))
+        if DRAWN:
+            # The odds of `sampling`, as the bits of a float32.
+            rare = entry >> _PLACES
+            odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
+            counted = counted - log2_near(odds, S.FAST)
+        logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * inputs.factor + counted[None, :]  # (ROWS, TILE)
+        if DRAWN:
+            length = next_long.to(tl.float32) * ratio
+            next_long = tl.load(lengths + (next_entry & _PLACE))
+            next_entry, _ = _entry(own, tile + 2, token, places, whole)
+            slanted = tl.sqrt(length * length + 1)
+            # What was read for certain is no draw.
+            bonus = tl.where(rare > 0, log2_near(slanted, S.FAST), float("-inf"))
+            term = exp2_near(logits + bonus[None, :] - threshold[:, None], S.FAST)
+            clipped = tl.minimum(term, ABOVE)
+            squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
+            large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
+        if keys.dtype == tl.float32:
+            met = tl.sum(keys * keys, 1)[:, None]
+        else:
+            # A square of a length is where a token meets itself: tensor cores are sooner done with all pairs.
+            met = tl.dot(keys, tl.trans(keys))
+        longest = tl.maximum(longest, tl.where(token[:, None] == token[None, :], met, 0.0))
+        risen = tl.maximum(high, tl.max(logits, 1))
+        fade = exp2_near(high - risen, S.FAST)
+        weights = exp2_near(logits - risen[:, None], S.FAST)
+        mass = mass * fade + tl.sum(weights, 1)
+        sums = sums * fade[:, None]
+        high = risen
+        if carried.dtype == tl.float32:
+            sums = tl.dot(weights, carried, sums, input_precision="ieee")
+        else:
+            # Two halves carry a weight to twice their bits.
+            lifted = weights * LIFT
+            coarse = lifted.to(carried.dtype)
+            fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
+            sums = tl.dot(coarse, carried, sums)
+            sums = tl.dot(fine, carried, sums)
+    out = (program + head) * S.R + row
+    tl.store(parts.peak + out, high, mask=row < S.R)
+    tl.store(parts.total + out, mass, mask=row < S.R)
+    inside = (row < S.R)[:, None] & (column < S.E)[None, :]
+    tl.store(parts.weighted + out[:, None] * S.E + column[None, :], sums * (1 / LIFT), mask=inside)
+    tl.store(parts.square + program + head, tl.max(tl.max(longest, 1), 0))
+    if DRAWN:
+        tl.store(parts.light + out, squares, mask=row < S.R)
+        tl.store(parts.heavy + out, large, mask=row < S.R)
 
 
 @triton.jit(do_not_specialize=["heads", "room"])
-def _attended(
-    q,
-    k,
-    v,
-    listed,
-    found,
-    used,
-    state,
-    rims,
-    nu,
-    each,
-    peak,
-    total,
-    values,
-    square,
-    light,
-    heavy,
-    factor,
-    k_stride,
-    v_stride,
-    each_stride,
-    heads,
-    spans,
-    room,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    HEADS: tl.constexpr,
-    SPANS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    LIFT: tl.constexpr,
-    FAST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, EARLY: tl.constexpr):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
     follow(EARLY)
     program = tl.program_id(0)
-    counts = tiles_listed(found, heads, spans, HEADS, SPANS)
-    ends, share = shares(counts, PROGRAMS)
-    begin, stop, first, beyond = share_of(program, ends, share)
+    lists = shares(tiles_listed(chosen.found, heads, spans, S), S)
+    begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
-        start, end = span_of(head, ends, counts, begin, stop, HEADS)
-        attend(
-            program,
-            head,
-            start,
-            end,
-            q,
-            k,
-            v,
-            peak,
-            total,
-            values,
-            square,
-            factor,
-            k_stride,
-            v_stride,
-            R,
-            RP,
-            D,
-            DP,
-            E,
-            EP,
-            LIFT,
-            FAST,
-            None,
-            listed,
-            found,
-            spans,
-            room,
-            SPANS,
-            (tokens_in(used, state, head) == 0).to(tl.int32),
-            rims,
-            nu,
-            each,
-            each_stride,
-            light,
-            heavy,
-        )
+        tiles = span_of(head, lists, begin, stop, S)
+        attend(program, head, tiles, inputs, parts, tokens_in(used, head), S, chosen, spans, room)
 
 
-def blank_parts(q: Tensor, v: Tensor) -> Parts:
-    """Room for what all programs find."""
-    (b, h, _), (g, s, e) = q.shape, v.shape[1:]
-    slots, r = programs(b * g, s) + b * g, h // g
-    shapes: tuple[tuple[int, ...], ...] = ((slots, r), (slots, r), (slots, r, e), (slots,))
-    return Parts(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))
+@triton.jit(do_not_specialize=["heads"])
+def _read_again(inputs, parts, given, found, unread, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
+    """One share of all tokens of heads with a row that is not within what was allowed."""
+    follow(EARLY)
+    program = tl.program_id(0)
+    lists = shares(tiles_again(found.within, terms.used.tokens, heads, S), S)
+    begin, stop, first, beyond = share_of(program, lists)
+    for head in range(first, beyond):
+        tiles = span_of(head, lists, begin, stop, S)
+        attend(program, head, tiles, inputs, parts, tl.load(terms.used.tokens + head), S)
+        slots = slots_of(head, lists, S)
+        many = slots[1] - slots[0]
+        # All threads have written before one of them says so.
+        tl.debug_barrier()
+        before = tl.atomic_add(terms.arrived + head * S.R, 1, sem="acq_rel")
+        if before % many == many - 1:
+            for sibling in range(S.R):
+                tl.store(found.report + 4 * heads * S.R + head * S.R + sibling, 1.0)
+                merge(head * S.R + sibling, heads * S.R, slots, parts, given, found, unread, S)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
     """Attention over the listed tokens, in parts."""
-    b, h, d = q.shape
-    g, s, e = v.shape[1:]
-    heads, spans, r = b * g, chosen.found.shape[1], h // g
-    keys, values = by_head(k, "k"), by_head(v, "v")
-    count, parts, draws = programs(heads, s), blank_parts(q, v), chosen.draws
-    if draws is not None:
-        parts = parts._replace(light=torch.empty_like(parts.peak), heavy=torch.empty_like(parts.peak))
-    _attended[(count,)](
-        q,
-        keys,
-        values,
-        chosen.listed,
-        chosen.found,
-        *used,
-        *((None,) * 3 if draws is None else draws[:3]),
-        *parts,
-        scale * math.log2(math.e),
-        keys.stride(0),
-        values.stride(0),
-        None if draws is None else draws.lengths.stride(0),
+    heads, spans = chosen.found.shape
+    shape, parts = list_shape(q, v, spans), blank_parts(q, v, chosen.draws is not None)
+    inputs, room = _Inputs.of(q, k, v, scale, chosen.draws), chosen.listed.shape[1] // spans
+    # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
+    stages = 5 if q.element_size() * (shape.D + shape.E) <= 512 else 3
+    _attended[(shape.PROGRAMS,)](
+        inputs,
+        chosen,
+        used,
+        parts,
         heads,
         spans,
-        chosen.listed.shape[1] // spans,
-        R=r,
-        RP=ROWS,
-        D=d,
-        DP=padded(d),
-        E=e,
-        EP=padded(e),
-        HEADS=triton.next_power_of_2(heads),
-        SPANS=triton.next_power_of_2(spans),
-        PROGRAMS=count,
-        LIFT=lift(v.dtype),
-        FAST=not interpreted(),
-        num_warps=WARPS,
-        EARLY=early(q.device),
-        launch_pdl=early(q.device),
-        # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
-        num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
+        room,
+        S=shape,
+        num_warps=_WARPS,
+        num_stages=stages,
+        **chained(q.device),
     )
     return parts
+
+
+def read_again(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, most: Float32[Tensor, "b g"], scale: float, found: Decoded
+) -> None:
+    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
+
+    `within` stays as it was: it tells what the answers were that had to be replaced.
+    """
+    shape = list_shape(q, v)._replace(PARTS=_CHUNK, CHUNK=_CHUNK)
+    given = BoundInputs(q, most, most, rounding_of(q, v, scale))
+    found = found._replace(within=found.within.view(torch.int8))
+    inputs = _Inputs.of(q, k, v, scale), blank_parts(q, v), given, found, Unread(), terms, most.numel()
+    _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=_WARPS, num_stages=3, **chained(q.device))

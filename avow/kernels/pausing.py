@@ -37,25 +37,25 @@ def blank_state(device: torch.device, shortest: int = 0, always: bool = False) -
 
 
 @triton.jit
-def tokens_in(used, state, head):
+def tokens_in(used, head):
     """How many tokens of a head a step chooses among: none if it reads them all."""
-    s = tl.load(used + head)
-    paused = (tl.load(state + _LEFT) > 0) & (tl.load(state + _ALWAYS) == 0)
-    return tl.where(paused | (s < tl.load(state + _SHORTEST)), 0, s)
+    s = tl.load(used.tokens + head)
+    paused = (tl.load(used.state + _LEFT) > 0) & (tl.load(used.state + _ALWAYS) == 0)
+    return tl.where(paused | (s < tl.load(used.state + _SHORTEST)), 0, s)
 
 
 @triton.jit
-def settle(state, used, kept, within, heads, worthwhile, R: tl.constexpr, RP: tl.constexpr, HEADS: tl.constexpr):
+def settle(used, found, heads, worthwhile, S: tl.constexpr):
     """Says, after all rows are answered, whether the next steps look at the sketch."""
-    head, row = tl.arange(0, HEADS), tl.arange(0, RP)
-    s = tl.load(used + head, mask=head < heads, other=0)
+    head, row, state = tl.arange(0, S.HEADS), tl.arange(0, S.RP), used.state
+    s = tl.load(used.tokens + head, mask=head < heads, other=0)
     pause, left = tl.load(state + _PAUSE), tl.load(state + _LEFT)
     paused = (left > 0) & (tl.load(state + _ALWAYS) == 0)
     s = tl.where(paused | (s < tl.load(state + _SHORTEST)), 0, s)
-    there = (head < heads)[:, None] & (row < R)[None, :]
-    well = tl.min(tl.load(within + head[:, None] * R + row[None, :], mask=there, other=1), 1)
+    there = (head < heads)[:, None] & (row < S.R)[None, :]
+    well = tl.min(tl.load(found.within + head[:, None] * S.R + row[None, :], mask=there, other=1), 1)
     # A head with a row that is not within what was allowed is read in full besides.
-    cost = tl.load(kept + head, mask=head < heads, other=0) + tl.where(well == 0, s, 0)
+    cost = tl.load(found.kept + head, mask=head < heads, other=0) + tl.where(well == 0, s, 0)
     cost = tl.sum(tl.where(s > 0, cost, 0).to(tl.float32), 0)
     paid = cost <= worthwhile * tl.sum(s.to(tl.float32), 0)
     longer = tl.minimum(tl.maximum(2 * pause, 1), _LONGEST)

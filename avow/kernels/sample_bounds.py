@@ -77,20 +77,20 @@ def _strayed(variance, largest, log):
 
 
 @triton.jit
-def missed(light, heavy, unit, fine, mass, reach, mean_log, variance_log, log):
+def missed(light, heavy, unit, fine, mass, reach, logs):
     """How far draws may have moved an answer, relative to ν.
 
     `light` and `heavy` are sums over the draws in units of κR, which is `unit`; 1/κ is `fine`; `mass` is at most the
     estimated normaliser, and `reach` at least the answer's length over ν.
     """
-    most = _at_most(heavy, fine, mean_log)
-    variance = _at_most(light, 1.0, variance_log)
+    most = _at_most(heavy, fine, logs.mean)
+    variance = _at_most(light, 1.0, logs.variance)
     slant = tl.sqrt(1 + reach * reach)
-    stray = _strayed(variance, 1.0, log)
+    stray = _strayed(variance, 1.0, logs.sum)
     apart = (heavy + most) * tl.maximum(reach, 1.0) + stray * slant
     left = mass - unit * (stray + heavy)
     apart = tl.where(left > 0, unit * apart / left, float("inf"))
-    stray = _strayed(variance + fine * most, fine, log)
+    stray = _strayed(variance + fine * most, fine, logs.sum)
     left = mass - unit * stray
     together = tl.where(left > 0, unit * stray * slant / left, float("inf"))
     # nan is no bound.

@@ -22,7 +22,8 @@ from avow.kernels import choice
 from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_to_list
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.tile_ops import early, follow, interpreted
+from avow.kernels.step_constants import StepShape
+from avow.kernels.tile_ops import chained, follow, interpreted
 from avow.numerics.sketch import GROUP
 
 _GROUP, _PLACES = tl.constexpr(GROUP), tl.constexpr(PLACES)
@@ -85,29 +86,15 @@ def _rarer(short, down, rare, FAST: tl.constexpr):
 
 
 @triton.jit
-def _block(
-    block,
-    offset,
-    top,
-    own,
-    count,
-    rims,
-    first_key,
-    second_key,
-    c,
-    s,
-    room,
-    WHOLE: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FAST: tl.constexpr,
-):
+def _block(block, own, listed, count, keys, c, s, room, WHOLE: tl.constexpr, S: tl.constexpr):
     """Lists what is drawn from a block of tokens, with `WHOLE` one in which all have a sketch; how long the list is."""
+    R: tl.constexpr = S.R
+    offset, top, rims = own
     token = tl.arange(0, _GROUP)
-    group = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
+    group = block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
     place = group[:, None] * _GROUP + token[None, :]
     # By how many steps a token is below the rim that it is nearest to; what has no sketch is always read.
-    rare = tl.full((BLOCK // _GROUP, _GROUP), _RAREST, tl.float16)
+    rare = tl.full((S.BLOCK // _GROUP, _GROUP), _RAREST, tl.float16)
     if not WHOLE:
         rare = tl.where((group < c)[:, None], rare, tl.zeros_like(rare))
     for sibling in tl.static_range(R):
@@ -121,86 +108,50 @@ def _block(
             peak = tl.load(top + group * R + sibling, mask=group < c, other=0)
             short = tl.load(at, mask=(group < c)[:, None], other=0)
         down = tl.minimum(tl.maximum(rim - peak, -_FAR), _FAR).to(tl.float16)
-        rare = _rarer(short, down[:, None] + tl.zeros_like(rare), rare, FAST)
+        rare = _rarer(short, down[:, None] + tl.zeros_like(rare), rare, S.FAST)
     # Whole numbers above 1,024 are the lowest bits of a float16.
     rare = (tl.maximum(rare, tl.zeros_like(rare)) + 1024).to(tl.float16)
     rare = rare.to(tl.int16, bitcast=True).to(tl.int32) & 1023
     odds = ((127 << 23) - rare * 2**20).to(tl.float32, bitcast=True)
     # Four tokens share 64 bits, 16 for each: as the lowest of a float32, they count from 2^23 on.
     four = (group[:, None] * (_GROUP // 4) + tl.arange(0, _GROUP // 4)[None, :]).to(tl.uint32)
-    x, y = _stirred(four, second_key, first_key)
-    pair = tl.reshape(tl.join(x, y), (BLOCK // _GROUP, _GROUP // 2))
-    draw = tl.reshape(tl.join(pair & 0xFFFF, pair >> 16), (BLOCK // _GROUP, _GROUP)) | 0x4B000000
+    x, y = _stirred(four, keys[1], keys[0])
+    pair = tl.reshape(tl.join(x, y), (S.BLOCK // _GROUP, _GROUP // 2))
+    draw = tl.reshape(tl.join(pair & 0xFFFF, pair >> 16), (S.BLOCK // _GROUP, _GROUP)) | 0x4B000000
     wanted = draw.to(tl.float32, bitcast=True) < odds * 2.0**16 + 2.0**23
     if not WHOLE:
         wanted = wanted & (place < s)
-    return appended(own, count, place + (rare << _PLACES), wanted.to(tl.int32), BLOCK)
+    return appended(listed, count, place + (rare << _PLACES), wanted.to(tl.int32), S.BLOCK)
 
 
 @triton.jit(do_not_specialize=["room", "spans", "span"])
-def _drawn(
-    offset,
-    top,
-    rims,
-    seed,
-    listed,
-    found,
-    used,
-    state,
-    room,
-    spans,
-    span,
-    R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FAST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+def _drawn(terms, chosen, room, spans, span, S: tl.constexpr, EARLY: tl.constexpr):
     """Lists which tokens of some blocks, at most `span`, are drawn, and by which odds."""
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s, begin, end, whole = span_to_list(used, state, found, head, part, spans, BLOCK)
+    s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
     if whole:
         return
     c = s // _GROUP
-    first_key, second_key = _keys(seed, head)
+    keys = _keys(chosen.draws.seed, head)
     count = 0
-    offset += head * R * room * _GROUP
-    top += head * room * R
-    rims += head * R * 2
-    listed += (head * spans + part) * span * BLOCK
-    sketched = tl.minimum(tl.maximum(c * _GROUP // BLOCK, begin), end)
+    offset, top = terms.offset + head * S.R * room * _GROUP, terms.top + head * room * S.R
+    own = offset, top, chosen.draws.rims + head * S.R * 2
+    listed = chosen.listed + (head * spans + part) * span * S.BLOCK
+    sketched = tl.minimum(tl.maximum(c * _GROUP // S.BLOCK, begin), end)
     for block in range(begin, sketched):
-        count = _block(block, offset, top, listed, count, rims, first_key, second_key, c, s, room, True, R, BLOCK, FAST)
+        count = _block(block, own, listed, count, keys, c, s, room, True, S)
     for block in range(sketched, end):
-        count = _block(
-            block, offset, top, listed, count, rims, first_key, second_key, c, s, room, False, R, BLOCK, FAST
-        )
-    tl.store(found + head * spans + part, count)
+        count = _block(block, own, listed, count, keys, c, s, room, False, S)
+    tl.store(chosen.found + head * spans + part, count)
 
 
 def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], capacity: int) -> Chosen:
     """Tokens drawn by the odds that belong to rims."""
     heads, room, r = terms.top.shape
     spans, span = choice.spans_of(heads, capacity)
-    listed = terms.widest.new_empty(heads, spans * span * choice.BLOCK)
-    found = terms.widest.new_empty(heads, spans)
-    _drawn[(heads, spans)](
-        terms.offset,
-        terms.top,
-        rims,
-        seed,
-        listed,
-        found,
-        *terms.used,
-        room,
-        spans,
-        span,
-        R=r,
-        BLOCK=choice.BLOCK,
-        FAST=not interpreted(),
-        num_warps=4,
-        maxnreg=choice.REGISTERS,
-        EARLY=early(terms.top.device),
-        launch_pdl=early(terms.top.device),
-    )
-    return Chosen(listed, found, None, Draws(rims, terms.nu, terms.lengths, logs, seed))
+    chosen = choice.blank_lists(terms, spans, span, Draws(rims, terms.nu, terms.lengths, logs, seed))
+    shape = StepShape(r, BLOCK=choice.BLOCK, FAST=not interpreted())
+    inputs = terms, chosen, room, spans, span
+    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.REGISTERS, **chained(rims.device))
+    return chosen

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from avow.kernels.chunking import padded
 from avow.kernels.pausing import Used, tokens_in
-from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared
-from avow.kernels.tile_ops import by_head, early, exp2_near, follow, interpreted, log2_near
+from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared, StepShape
+from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, follow, interpreted, log2_near
 from avow.numerics.sketch import GROUP, Sketch
 
-_GROUP = tl.constexpr(GROUP)
+_GROUP, _SIBLINGS = tl.constexpr(GROUP), tl.constexpr(SIBLINGS)
 # Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.
 _LIFT = tl.constexpr(2.0**12)
 # Covers what log2 and its sums round, in steps, and the half that makes the nearest whole number one above.
@@ -51,9 +51,9 @@ class Terms(NamedTuple):
     top: Int32[Tensor, "bg room r"]
     mass: Float32[Tensor, "bg room r"]
     """What the weights of a group are expected to sum to at least, as multiples of 2^(top / 8): a guess."""
+    nu: Float32[Tensor, "bg"]
     widest: Int32[Tensor, "bh"]
     """The largest `top` of a head."""
-    nu: Float32[Tensor, "bg"]
     counts: Int32[Tensor, "bh bins"]
     """Zeros: an empty histogram."""
     arrived: Int32[Tensor, "bh"]
@@ -61,6 +61,16 @@ class Terms(NamedTuple):
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
     used: Used
+
+
+class _Codes(NamedTuple):
+    """What a sketch says of tokens and of groups of them, and the lengths of values."""
+
+    codes: HeadView
+    scale: HeadView
+    radius: HeadView
+    reach: HeadView
+    lengths: HeadView
 
 
 @triton.jit
@@ -93,94 +103,65 @@ def _codes(words, FAST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["room"])
-def _bounded(
-    q,
-    codes,
-    scale,
-    radius,
-    reach,
-    lengths,
-    bias,
-    table,
-    nu,
-    offset,
-    top,
-    mass,
-    widest,
-    codes_stride,
-    scale_stride,
-    radius_stride,
-    reach_stride,
-    lengths_stride,
-    used,
-    state,
-    room,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    W: tl.constexpr,
-    WP: tl.constexpr,
-    TWO: tl.constexpr,
-    STAGES: tl.constexpr,
-    FAST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+def _bounded(q, sketch, known, terms, room, S: tl.constexpr, EARLY: tl.constexpr):
     """Offsets, tops and masses of some groups of a key head, for its R query heads.
 
-    With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second. Programs
-    take groups in turns, so that what all of them read at a time lies together.
+    Programs take groups in turns, so that what all of them read at a time lies together.
     """
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tokens_in(used, state, head) // _GROUP
-    column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, _GROUP)
+    c = tokens_in(terms.used, head) // _GROUP
+    RP: tl.constexpr = _SIBLINGS
+    W: tl.constexpr = S.D // 2
+    column, byte, token = tl.arange(0, RP), tl.arange(0, S.WP), tl.arange(0, _GROUP)
+    # Two groups at once: the columns of a tile are query heads of the first, then of the second.
+    TWO: tl.constexpr = 2 * S.R <= RP
     STRIDE: tl.constexpr = 2 if TWO else 1
+    STAGES: tl.constexpr = 3 if TWO else 4
     row, second = column % (RP // STRIDE), column // (RP // STRIDE)
-    own = table + (head * RP + row) * CONSTANTS
+    own = known.table + (head * RP + row) * CONSTANTS
     inverse, grown, spread = tl.load(own), tl.load(own + 1), tl.load(own + 2)
     error, least = tl.load(own + 3), tl.load(own + 4)
-    there = (row < R)[None, :] & (byte < W)[:, None]
-    entry = q + (head * R + row)[None, :] * (2 * W) + byte[:, None]
+    there = (row < S.R)[None, :] & (byte < W)[:, None]
+    entry = q + (head * S.R + row)[None, :] * S.D + byte[:, None]
     lift = inverse * _LIFT
     lower = tl.load(entry, mask=there, other=0.0).to(tl.float32) * lift[None, :]  # (WP, RP)
     upper = tl.load(entry + W, mask=there, other=0.0).to(tl.float32) * (lift * 0.0625)[None, :]
     grown = grown * (2.0**24 / _LIFT)
-    ratio = 1 / tl.load(nu + head)
+    ratio = 1 / tl.load(terms.nu + head)
     highest = tl.full((RP,), LOWEST_TERM, tl.int32)
-    codes += head * codes_stride
-    offset += head * R * room * _GROUP
-    scale += head * scale_stride
-    radius += head * radius_stride
-    lengths += head * lengths_stride
-    reach += head * reach_stride
+    codes, offset = at_head(sketch.codes, head), terms.offset + head * S.R * room * _GROUP
+    scale, radius = at_head(sketch.scale, head), at_head(sketch.radius, head)
+    lengths, reach = at_head(sketch.lengths, head), at_head(sketch.reach, head)
     # Said here, the number of stages holds for every load; said at the launch, for those of products alone.
     for group in tl.range(part * STRIDE, c, tl.num_programs(1) * STRIDE, num_stages=STAGES):
         # Behind the last group comes the last group again: what is written twice is the same.
         after = tl.minimum(group + 1, c - 1)
         mine = tl.where(second == 0, group, after)  # (RP,)
-        low, high = _codes(_words(codes, group, token, byte, W, WP), FAST)
-        low_steps, high_steps = _steps(scale, group, byte, W)
+        low, high = _codes(_words(codes, group, token, byte, S), S.FAST)
+        low_steps, high_steps = _steps(scale, group, byte, S)
         far = tl.load(radius + group * _GROUP + token).to(tl.float32)[:, None]
         long = tl.load(lengths + group * _GROUP + token).to(tl.float32)[:, None]
         if TWO:
-            other_low, other_high = _steps(scale, after, byte, W)
+            other_low, other_high = _steps(scale, after, byte, S)
             low_steps = tl.where(second[None, :] == 0, low_steps, other_low)
             high_steps = tl.where(second[None, :] == 0, high_steps, other_high)
         low_side = (lower * low_steps).to(tl.float16)
         high_side = (upper * high_steps).to(tl.float16)
         sums = tl.dot(high, high_side, tl.dot(low, low_side))  # (GROUP, RP)
         if TWO:
-            low, high = _codes(_words(codes, after, token, byte, W, WP), FAST)
+            low, high = _codes(_words(codes, after, token, byte, S), S.FAST)
             sums = tl.where(second[None, :] == 0, sums, tl.dot(high, high_side, tl.dot(low, low_side)))
             other_far = tl.load(radius + after * _GROUP + token).to(tl.float32)[:, None]
             far = tl.where(second[None, :] == 0, far, other_far)
             other_long = tl.load(lengths + after * _GROUP + token).to(tl.float32)[:, None]
             long = tl.where(second[None, :] == 0, long, other_long)
-        at = (head * room + mine) * R + row
-        shift = tl.load(bias + at, mask=row < R, other=0.0)
+        at = (head * room + mine) * S.R + row
+        shift = tl.load(known.bias + at, mask=row < S.R, other=0.0)
         margin = error * tl.load(reach + mine) + least
         middle = sums * grown[None, :] + shift[None, :]
         half = spread[None, :] * far + margin[None, :]
-        term = middle + half + (8.0 * log2_near(1 + long * ratio, FAST) + _PAD)
+        term = middle + half + (8.0 * log2_near(1 + long * ratio, S.FAST) + _PAD)
         # nan is not below the limit, either.
         term = tl.maximum(tl.where(term < _HIGHEST, term, _HIGHEST), -_HIGHEST)
         place = (term + _WHOLE).to(tl.int32, bitcast=True)
@@ -188,19 +169,20 @@ def _bounded(
         short = tl.minimum(peak[None, :] - place, 255).to(tl.uint8)
         peak = peak - _BARE
         spot = (row * room + mine)[None, :] * _GROUP + token[:, None]
-        tl.store(offset + spot, short, mask=(row < R)[None, :])
-        weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
-        tl.store(top + at, peak, mask=row < R)
-        tl.store(mass + at, weight, mask=row < R)
+        tl.store(offset + spot, short, mask=(row < S.R)[None, :])
+        weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, S.FAST), 0)
+        tl.store(terms.top + at, peak, mask=row < S.R)
+        tl.store(terms.mass + at, weight, mask=row < S.R)
         highest = tl.maximum(highest, peak)
-    tl.atomic_max(widest + head * R + row, highest, mask=row < R, sem="relaxed")
+    tl.atomic_max(terms.widest + head * S.R + row, highest, mask=row < S.R, sem="relaxed")
 
 
 @triton.jit
-def _words(codes, group, token, byte, W: tl.constexpr, WP: tl.constexpr):
+def _words(codes, group, token, byte, S: tl.constexpr):
     """The bytes of a group's codes."""
+    W: tl.constexpr = S.D // 2
     place = (group * _GROUP + token)[:, None] * W + byte[None, :]
-    if W == WP:
+    if W == S.WP:
         words = tl.load(codes + place)
     else:
         words = tl.load(codes + place, mask=(byte < W)[None, :], other=0)
@@ -208,9 +190,10 @@ def _words(codes, group, token, byte, W: tl.constexpr, WP: tl.constexpr):
 
 
 @triton.jit
-def _steps(scale, group, byte, W: tl.constexpr):
+def _steps(scale, group, byte, S: tl.constexpr):
     """A group's scales, of the lower codes and of the upper ones."""
-    steps = scale + group * (2 * W) + byte
+    W: tl.constexpr = S.D // 2
+    steps = scale + group * S.D + byte
     low = tl.load(steps, mask=byte < W, other=0.0).to(tl.float32)
     high = tl.load(steps + W, mask=byte < W, other=0.0).to(tl.float32)
     return low[:, None], high[:, None]
@@ -219,45 +202,18 @@ def _steps(scale, group, byte, W: tl.constexpr):
 def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Used) -> Terms:
     """The terms of every sketched token in use."""
     heads, (b, h, d), room = known.nu.shape[0], q.shape, sketch.codes.shape[2]
-    codes, scale, radius, reach = (
-        by_head(getattr(sketch, name), f"sketch.{name}") for name in ("codes", "scale", "radius", "reach")
-    )
-    lengths = by_head(lengths, "lengths")
+    views = {name: by_head(getattr(sketch, name), f"sketch.{name}") for name in ("codes", "scale", "radius", "reach")}
+    codes = _Codes(**views, lengths=by_head(lengths, "lengths"))
     r = b * h // heads
-    out = (
+    terms = Terms(
         q.new_empty(b * h, room * GROUP, dtype=torch.uint8),
         q.new_empty(heads, room, r, dtype=torch.int32),
         q.new_empty(heads, room, r, dtype=torch.float32),
+        *known[2:],
+        codes.lengths.base,
+        used,
     )
-    at_once = 2 if 2 * r <= SIBLINGS else 1
-    _bounded[(heads, max(1, min(triton.cdiv(room, at_once), triton.cdiv(_AT_ONCE, heads))))](
-        q,
-        codes,
-        scale,
-        radius,
-        reach,
-        lengths,
-        known.bias,
-        known.table,
-        known.nu,
-        *out,
-        known.widest,
-        codes.stride(0),
-        scale.stride(0),
-        radius.stride(0),
-        reach.stride(0),
-        lengths.stride(0),
-        *used,
-        room,
-        R=r,
-        RP=SIBLINGS,
-        W=d // 2,
-        WP=padded(d // 2),
-        TWO=at_once == 2,
-        STAGES=3 if at_once == 2 else 4,
-        FAST=not interpreted(),
-        num_warps=1,
-        EARLY=early(q.device),
-        launch_pdl=early(q.device),
-    )
-    return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths, used)
+    programs = min(triton.cdiv(room, 2 if 2 * r <= SIBLINGS else 1), triton.cdiv(_AT_ONCE, heads))
+    shape = StepShape(r, D=d, WP=padded(d // 2), FAST=not interpreted())
+    _bounded[(heads, max(1, programs))](q, codes, known, terms, room, S=shape, num_warps=1, **chained(q.device))
+    return terms

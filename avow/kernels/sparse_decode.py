@@ -20,16 +20,15 @@ from torch import Tensor
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.kernels import planning
 from avow.kernels.choice import PLACES, Chosen, marked
-from avow.kernels.dense_fallback import read_again
 from avow.kernels.finalize import Decoded, merged
-from avow.kernels.gather_attention import Parts, attended
-from avow.kernels.histogram import Counted, counted
+from avow.kernels.gather_attention import attended, read_again
 from avow.kernels.pausing import Used, blank_state
-from avow.kernels.planning import planned
+from avow.kernels.planning import Counted, counted, planned
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sampling import drawn
 from avow.kernels.sketch_pass import Terms, bounded
 from avow.kernels.step_constants import SIBLINGS, Prepared, prepared
+from avow.kernels.work_partition import Parts
 from avow.numerics.norms import slack
 from avow.numerics.sketch import Sketch
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
 from avow.kernels.pausing import Used, tokens_in
-from avow.kernels.tile_ops import by_head, early, follow
+from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, follow
 from avow.numerics.rounding import gamma, unit
 from avow.numerics.sketch import GROUP, Sketch
 
@@ -29,8 +29,8 @@ BINS = 128
 _BINS, _GROUP = tl.constexpr(BINS), tl.constexpr(GROUP)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 CONSTANTS = tl.constexpr(5)
-# Groups per program.
-_MANY = 64
+# Groups per program, and rows of a tile of queries.
+_MANY, _ROWS = tl.constexpr(64), tl.constexpr(SIBLINGS)
 
 
 class Prepared(NamedTuple):
@@ -60,46 +60,58 @@ def absolute_error(d: int) -> float:
     return d * 240 * 2.0**-25 * 2.0**-12 + 2.0**-60
 
 
+class StepShape(NamedTuple):
+    """What a kernel of a step is compiled for; fields that it does not read stay at their defaults."""
+
+    R: int  # query heads to a key head, in tiles of RP
+    RP: int = 1
+    D: int = 0  # width of queries and keys, in tiles of DP, and of codes, two to a byte, in tiles of WP
+    DP: int = 0
+    WP: int = 0
+    E: int = 0  # width of values, in tiles of EP
+    EP: int = 0
+    BLOCK: int = 0  # tokens that a program counts or lists at once
+    ENOUGH: int = 0  # tokens that a histogram counts, of more than twice as many
+    HEADS: int = 0  # powers of two that are at least the number of key heads, and of spans of a list
+    SPANS: int = 0
+    PROGRAMS: int = 0  # programs that share lists, or a power of two that is at least as many as count a row
+    PARTS: int = 0  # parts whose largest logits are compared at once, and parts that are merged at once
+    CHUNK: int = 0
+    LARGEST: float = 0.0  # what the type of answers can hold
+    FAST: bool = True  # whether the device has instructions of its own
+
+
+class _Zeros(NamedTuple):
+    """What is the same for all tokens of a group of a sketch, or of a head."""
+
+    zero: HeadView
+    metric: Float32[Tensor, "b g d"]
+    size: Float64[Tensor, "b g"]
+
+
+class _Numbers(NamedTuple):
+    """What makes steps of products, their relative and absolute errors, and the least share of the longest value."""
+
+    factor: float
+    relative: float
+    absolute: float
+    least: float
+
+
 @triton.jit(do_not_specialize=["room"])
-def _prepared(
-    q,
-    zero,
-    metric,
-    size,
-    most,
-    hint,
-    bias,
-    table,
-    nu,
-    widest,
-    counts,
-    arrived,
-    factor,
-    relative,
-    absolute,
-    least,
-    zero_stride,
-    used,
-    state,
-    room,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    MANY: tl.constexpr,
-    PARTS: tl.constexpr,
-    HINTED: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
+def _prepared(q, sketch, most, hint, out, numbers, used, room, S: tl.constexpr, EARLY: tl.constexpr):
+    """Constants of each head, and the products of queries with the zeros of `_MANY` groups."""
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tokens_in(used, state, head) // _GROUP
-    if (part > 0) & (part * MANY >= c):
+    c = tokens_in(used, head) // _GROUP
+    if (part > 0) & (part * _MANY >= c):
         return
-    row, channel = tl.arange(0, RP), tl.arange(0, DP)
-    there = (row < R)[:, None] & (channel < D)[None, :]
-    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
+    # The numbers of bfloat16 that a query's digits fill.
+    TWO: tl.constexpr = q.dtype.element_ty == tl.float16
+    PARTS: tl.constexpr = 1 if q.dtype.element_ty == tl.bfloat16 else (2 if TWO else 3)
+    row, channel = tl.arange(0, _ROWS), tl.arange(0, S.DP)
+    there = (row < S.R)[:, None] & (channel < S.D)[None, :]
+    x = tl.load(q + (head * S.R + row)[:, None] * S.D + channel[None, :], mask=there, other=0.0).to(tl.float32)
     # A power of two at most the largest entry, and its inverse, by their exponents.
     exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
     exponent = tl.minimum(tl.maximum(exponent, 32), 253)
@@ -108,46 +120,48 @@ def _prepared(
         ((254 - exponent) << 23).to(tl.float32, bitcast=True),
     )
     x = x * inverse[:, None]
-    grown = (tl.load(size + head) * factor * power.to(tl.float64)).to(tl.float32)  # (RP,)
-    group = part * MANY + tl.arange(0, MANY)
-    inside = (group < c)[:, None] & (channel < D)[None, :]
-    zeros = tl.load(zero + head * zero_stride + group[:, None] * D + channel[None, :], mask=inside, other=0.0)
+    grown = (tl.load(sketch.size + head) * numbers.factor * power.to(tl.float64)).to(tl.float32)  # (ROWS,)
+    group = part * _MANY + tl.arange(0, _MANY)
+    inside = (group < c)[:, None] & (channel < S.D)[None, :]
+    zeros = tl.load(at_head(sketch.zero, head) + group[:, None] * S.D + channel[None, :], mask=inside, other=0.0)
     # Each part holds the next eight bits of the queries, so that every product is exact.
     coarse = x.to(tl.bfloat16)
-    shift = tl.dot(zeros, tl.trans(coarse))  # (MANY, RP)
+    shift = tl.dot(zeros, tl.trans(coarse))  # (MANY, ROWS)
     for _ in tl.static_range(PARTS - 1):
         x = x - coarse.to(tl.float32)
         coarse = x.to(tl.bfloat16)
         shift = tl.dot(zeros, tl.trans(coarse), shift)
     shift = shift * grown[None, :]
-    place = (head * room + group)[:, None] * R + row[None, :]
-    tl.store(bias + place, shift, mask=(group < c)[:, None] & (row < R)[None, :])
+    place = (head * room + group)[:, None] * S.R + row[None, :]
+    tl.store(out.bias + place, shift, mask=(group < c)[:, None] & (row < S.R)[None, :])
     if part == 0:
-        x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
+        x = tl.load(q + (head * S.R + row)[:, None] * S.D + channel[None, :], mask=there, other=0.0).to(tl.float32)
         x = x * inverse[:, None]
-        weight = tl.load(metric + head * D + channel, mask=channel < D, other=0.0)
+        weight = tl.load(sketch.metric + head * S.D + channel, mask=channel < S.D, other=0.0)
         square = x * x
         # Sums of at most 256 squares, their root and these products round by less than 2^-13.
         spread = tl.sqrt(tl.sum(square * weight[None, :], 1)) * (1 + 2.0**-13) + 2.0**-60
         length = tl.sqrt(tl.sum(square, 1)) * (1 + 2.0**-13) + 2.0**-60
-        own = table + (head * RP + row) * CONSTANTS
+        own = out.table + (head * _ROWS + row) * CONSTANTS
         tl.store(own, inverse)
         tl.store(own + 1, grown)
         tl.store(own + 2, spread * grown * (1 + 2.0**-18))
-        tl.store(own + 3, length * grown * relative)
-        tl.store(own + 4, absolute * grown)
+        tl.store(own + 3, length * grown * numbers.relative)
+        tl.store(own + 4, numbers.absolute * grown)
         unit = tl.load(most + head)
         wide = unit
-        if HINTED:
-            wide = tl.maximum(tl.max(tl.load(hint + head * R + row, mask=row < R, other=0.0), 0), unit * least)
+        if hint is not None:
+            wide = tl.maximum(
+                tl.max(tl.load(hint + head * S.R + row, mask=row < S.R, other=0.0), 0), unit * numbers.least
+            )
         # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
         wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
-        tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
-        tl.store(widest + head * R + row, tl.full((RP,), LOWEST_TERM, tl.int32), mask=row < R)
-        tl.store(arrived + head * R + row, tl.zeros((RP,), tl.int32), mask=row < R)
+        tl.store(out.nu + head, tl.where(wide > 0, wide, 1.0))
+        tl.store(out.widest + head * S.R + row, tl.full((_ROWS,), LOWEST_TERM, tl.int32), mask=row < S.R)
+        tl.store(out.arrived + head * S.R + row, tl.zeros((_ROWS,), tl.int32), mask=row < S.R)
         bins = tl.arange(0, _BINS)
-        blank = tl.zeros((RP, _BINS), tl.int32)
-        tl.store(counts + (head * R + row)[:, None] * _BINS + bins[None, :], blank, mask=(row < R)[:, None])
+        blank = tl.zeros((_ROWS, _BINS), tl.int32)
+        tl.store(out.counts + (head * S.R + row)[:, None] * _BINS + bins[None, :], blank, mask=(row < S.R)[:, None])
 
 
 def prepared(
@@ -165,7 +179,6 @@ def prepared(
     """
     b, h, d = q.shape
     room, heads = sketch.codes.shape[2], b * most.shape[1]
-    zero = by_head(sketch.zero, "sketch.zero")
     out = Prepared(
         q.new_empty(heads, room, b * h // heads, dtype=torch.float32),
         q.new_empty(heads, SIBLINGS, CONSTANTS.value, dtype=torch.float32),
@@ -174,30 +187,10 @@ def prepared(
         q.new_empty(b * h, BINS, dtype=torch.int32),
         q.new_empty(b * h, dtype=torch.int32),
     )
-    _prepared[(heads, max(1, triton.cdiv(room, _MANY)))](
-        q,
-        zero,
-        sketch.metric.contiguous(),
-        sketch.size.contiguous(),
-        most,
-        most if hint is None else hint,
-        *out,
-        scale * math.log2(math.e) * STEPS,
-        relative_error(d),
-        absolute_error(d),
-        least,
-        zero.stride(0),
-        *used,
-        room,
-        R=b * h // heads,
-        RP=SIBLINGS,
-        D=d,
-        DP=padded(d),
-        MANY=_MANY,
-        PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
-        HINTED=hint is not None,
-        EARLY=early(q.device),
-        launch_pdl=early(q.device),
-        num_warps=4,
+    zeros = _Zeros(by_head(sketch.zero, "sketch.zero"), sketch.metric.contiguous(), sketch.size.contiguous())
+    numbers = _Numbers(scale * math.log2(math.e) * STEPS, relative_error(d), absolute_error(d), least)
+    shape = StepShape(b * h // heads, D=d, DP=padded(d))
+    _prepared[(heads, max(1, triton.cdiv(room, _MANY.value)))](
+        q, zeros, most, hint, out, numbers, used, room, S=shape, num_warps=4, **chained(q.device)
     )
     return out

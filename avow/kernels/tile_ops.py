@@ -68,14 +68,22 @@ def row_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
-def by_head(x: Tensor, name: str) -> Tensor:
-    """A view with batch and heads as one axis, which is how decoding finds a head; each must lie in one piece."""
+class HeadView(NamedTuple):
+    """A tensor (bg, ...) as decoding reads it: where it is, and how far heads are apart, each of them in one piece."""
+
+    base: Tensor
+    stride: int
+
+
+def by_head(x: Tensor, name: str) -> HeadView:
+    """A view with batch and heads as one axis; heads must lie in one piece each."""
     b, g = x.shape[:2]
     joined = x.stride(0) == g * x.stride(1) or b == 1 or g == 1
     if not joined or not x[0, 0].is_contiguous():
         remedy = "pass a slice x[:, :, :s] of one contiguous tensor, or x.contiguous()"
         raise ShapeError(f"{name}.stride()", x.stride(), "must be that of heads in one piece each", remedy)
-    return x.view(b * g, *x.shape[2:])
+    x = x.view(b * g, *x.shape[2:])
+    return HeadView(x, x.stride(0))
 
 
 @triton.jit
@@ -92,6 +100,12 @@ def filled(VALUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr = None
 def rows_at(x, head, start, ROW: tl.constexpr, H: tl.constexpr, R: tl.constexpr = 1):
     """Where some rows begin, of a head of all batches' H; R of these share a head of x."""
     return x.base + (head // H).to(tl.int64) * x.batch + (head % H // R).to(tl.int64) * x.head + start * ROW
+
+
+@triton.jit
+def at_head(x, head):
+    """Where a head begins, of all batches'."""
+    return x.base + head * x.stride
 
 
 @triton.jit
@@ -333,6 +347,11 @@ def follow(EARLY: tl.constexpr):
 def early(device: torch.device) -> bool:
     """Whether kernels on a device may be put in place before the last one is done."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def chained(device: torch.device) -> dict[str, bool]:
+    """What a kernel is launched with that calls `follow(EARLY)` first."""
+    return {"EARLY": early(device), "launch_pdl": early(device)}
 
 
 def interpreted() -> bool:

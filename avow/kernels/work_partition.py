@@ -6,12 +6,35 @@ along all lists one after the other, no two are the same.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float32
+from torch import Tensor
+
+from avow.kernels.chunking import padded
+from avow.kernels.step_constants import StepShape
+from avow.kernels.tile_ops import interpreted
 
 # Tokens of a tile, and programs that an H200 runs at once.
 TILE, _PROGRAMS = 16, 132 * 7
 _TILE = tl.constexpr(TILE)
+
+
+class Parts(NamedTuple):
+    """Shares of a head's list: their largest logits, sums of weights, weighted values, and longest keys, squared."""
+
+    peak: Float32[Tensor, "slots r"]
+    total: Float32[Tensor, "slots r"]
+    weighted: Float32[Tensor, "slots r e"]
+    square: Float32[Tensor, "slots"]
+    light: Float32[Tensor, "slots r"] | None = None
+    """Where tokens were drawn: the squares of light terms over their odds, (1 − p)-fold, and the heavy ones, both in
+    units of the threshold between them.
+    """
+    heavy: Float32[Tensor, "slots r"] | None = None
 
 
 @triton.jit
@@ -21,20 +44,21 @@ def tiles_in(number):
 
 
 @triton.jit
-def tiles_listed(found, heads, spans, HEADS: tl.constexpr, SPANS: tl.constexpr):
+def tiles_listed(found, heads, spans, S: tl.constexpr):
     """How many tiles each head's list has."""
-    head, span = tl.arange(0, HEADS), tl.arange(0, SPANS)
+    head, span = tl.arange(0, S.HEADS), tl.arange(0, S.SPANS)
     own = (head < heads)[:, None] & (span < spans)[None, :]
     number = tl.load(found + head[:, None] * spans + span[None, :], mask=own, other=0)
     return tl.sum(tiles_in(number), 1)
 
 
 @triton.jit
-def tiles_again(within, used, heads, R: tl.constexpr, HEADS: tl.constexpr):
+def tiles_again(within, tokens, heads, S: tl.constexpr):
     """The same where heads with a row that is not within what was allowed list all tokens, and the others none."""
-    head = tl.arange(0, HEADS)
-    s = tl.load(used + head, mask=head < heads, other=0)
-    counts = tl.zeros((HEADS,), tl.int32)
+    R: tl.constexpr = S.R
+    head = tl.arange(0, S.HEADS)
+    s = tl.load(tokens + head, mask=head < heads, other=0)
+    counts = tl.full((S.HEADS,), 0, tl.int32)
     for sibling in tl.static_range(R):
         well = tl.load(within + head * R + sibling, mask=head < heads, other=1)
         counts = tl.where(well == 0, tl.cdiv(s, _TILE), counts)
@@ -42,29 +66,32 @@ def tiles_again(within, used, heads, R: tl.constexpr, HEADS: tl.constexpr):
 
 
 @triton.jit
-def shares(counts, PROGRAMS: tl.constexpr):
-    """Where each head's tiles end when all lists stand one after the other, and how many are a program's share."""
-    share = tl.cdiv(tl.sum(counts, 0), PROGRAMS)
-    return tl.cumsum(counts, 0), tl.maximum(share, 1)
+def shares(counts, S: tl.constexpr):
+    """Tiles of each head, where these end when all lists stand one after the other, and how many are a share."""
+    share = tl.cdiv(tl.sum(counts, 0), S.PROGRAMS)
+    return counts, tl.cumsum(counts, 0), tl.maximum(share, 1)
 
 
 @triton.jit
-def _one(x, index, HEADS: tl.constexpr):
-    """One entry of a block."""
-    return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
+def _list_of(head, lists, S: tl.constexpr):
+    """Where a head's list begins and ends among all of them, in tiles."""
+    counts, ends, _ = lists
+    own = tl.arange(0, S.HEADS) == head
+    after = tl.sum(tl.where(own, ends, 0), 0)
+    return after - tl.sum(tl.where(own, counts, 0), 0), after
 
 
 @triton.jit
-def span_of(head, ends, counts, begin, stop, HEADS: tl.constexpr):
+def span_of(head, lists, begin, stop, S: tl.constexpr):
     """Which tiles of a head's list are those of a share of all lists."""
-    after = _one(ends, head, HEADS)
-    before = after - _one(counts, head, HEADS)
+    before, after = _list_of(head, lists, S)
     return tl.maximum(begin, before) - before, tl.minimum(stop, after) - before
 
 
 @triton.jit
-def share_of(program, ends, share):
+def share_of(program, lists):
     """A program's share of all lists: its tiles from one to another, and the heads that they are of, likewise."""
+    _, ends, share = lists
     begin = program * share
     stop = tl.minimum(begin + share, tl.max(ends, 0))
     # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
@@ -74,13 +101,41 @@ def share_of(program, ends, share):
 
 
 @triton.jit
-def slots_of(head, ends, counts, share, HEADS: tl.constexpr):
-    """The first slot of a head's parts, and the one after the last."""
-    count, after = _one(counts, head, HEADS), _one(ends, head, HEADS)
-    first = (after - count) // share + head
-    return first, tl.where(count > 0, (after - 1) // share + head + 1, first)
+def slots_of(head, lists, S: tl.constexpr):
+    """The first slot of a head's parts, the one after the last, and how many tiles a slot stands for at most."""
+    before, after = _list_of(head, lists, S)
+    share = lists[2]
+    first = before // share + head
+    return first, tl.where(after > before, (after - 1) // share + head + 1, first), share
 
 
 def programs(heads: int, capacity: int) -> int:
     """Over how many programs all lists are spread, fixed by the shape."""
     return min(_PROGRAMS, heads * triton.cdiv(capacity, TILE))
+
+
+def list_shape(q: Tensor, v: Tensor, spans: int = 1) -> StepShape:
+    """What kernels that share lists of so many spans are compiled for."""
+    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    return StepShape(
+        R=h // g,
+        RP=triton.next_power_of_2(h // g),
+        D=d,
+        DP=padded(d),
+        E=e,
+        EP=padded(e),
+        HEADS=triton.next_power_of_2(b * g),
+        SPANS=triton.next_power_of_2(spans),
+        PROGRAMS=programs(b * g, s),
+        LARGEST=torch.finfo(q.dtype).max,
+        FAST=not interpreted(),
+    )
+
+
+def blank_parts(q: Tensor, v: Tensor, drawn: bool = False) -> Parts:
+    """Room for what all programs find."""
+    (b, h, _), (g, s, e) = q.shape, v.shape[1:]
+    slots, r = programs(b * g, s) + b * g, h // g
+    shapes: list[tuple[int, ...]] = [(slots, r), (slots, r), (slots, r, e), (slots,)]
+    shapes += [(slots, r)] * (2 * drawn)
+    return Parts(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))

@@ -20,7 +20,7 @@ def faults_beside_references(device: str, lengths: tuple[int, ...]) -> list[str]
 
 def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> list[str]:
     """What is wrong at one length, for one type, for so many sibling heads of one width."""
-    from avow.kernels import choice, histogram, planning, sampling
+    from avow.kernels import choice, planning, sampling
     from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sketch_pass import bounded
@@ -44,7 +44,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
         faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
     terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale, used), used)
     # What follows from the same terms is whole numbers, and so the same.
-    counted, other = histogram.counted(terms), references.counted_reference(terms)
+    counted, other = planning.counted(terms), references.counted_reference(terms)
     if not torch.equal(counted.counts, other.counts):
         faults.append(f"{told}: {int((counted.counts - other.counts).abs().sum())} terms miscounted")
     marked = choice.marked(terms, counted, lengths.most, 0.05, n)

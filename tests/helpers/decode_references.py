@@ -14,19 +14,16 @@ import triton
 from jaxtyping import Float32, Float64, Int32, Int64
 from torch import Tensor
 
-from avow.kernels import choice, histogram, planning, sample_bounds, sampling, sketch_pass
+from avow.kernels import choice, planning, sample_bounds, sampling, sketch_pass
 from avow.kernels.choice import PLACES, Chosen, Draws, spans_of
-from avow.kernels.finalize import Decoded
-from avow.kernels.gather_attention import Parts
-from avow.kernels.histogram import WIDTH, Counted
-from avow.kernels.merging import UNIT, rounding_of
+from avow.kernels.finalize import UNIT, Decoded, rounding_of
 from avow.kernels.pausing import Used
-from avow.kernels.planning import Goal
+from avow.kernels.planning import WIDTH, Counted, Goal
 from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.sparse_decode import Stages, decode
 from avow.kernels.step_constants import BINS, LIMIT, SIBLINGS, STEPS, Prepared, absolute_error, relative_error
-from avow.kernels.work_partition import TILE, programs
+from avow.kernels.work_partition import TILE, Parts, programs
 from avow.numerics.sketch import GROUP, Sketch, unpacked
 
 
@@ -91,7 +88,7 @@ def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepare
     mass = torch.exp2((middle - sketch_pass._DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1), used)
+    return Terms(offset, top, mass, known.nu, widest, known.counts, known.arrived, lengths.reshape(heads, -1), used)
 
 
 def counted_reference(terms: Terms) -> Counted:
@@ -110,7 +107,7 @@ def counted_reference(terms: Terms) -> Counted:
 
 def stride_of(c: int) -> int:
     """Of how many groups one is counted."""
-    return max(1, c * GROUP // histogram._ENOUGH)
+    return max(1, c * GROUP // planning._ENOUGH)
 
 
 def own_span(heads: int, s: int) -> tuple[int, int]:
@@ -253,7 +250,7 @@ def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: f
     b, h, d = q.shape
     g, s, e = v.shape[1:]
     r, count = h // g, programs(b * g, s)
-    peak, total, values, square, light, heavy = (
+    peak, total, weighted, square, light, heavy = (
         torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
     )
     tiles, share = tiles_of(chosen, count)
@@ -271,7 +268,7 @@ def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: f
             slot = program + head
             peak[slot] = logits.amax(-1)
             weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
-            total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
+            total[slot], weighted[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
             if chosen.draws is not None:
                 length = chosen.draws.lengths[head, places].float() / chosen.draws.nu[head]
                 slanted = (length.square() + 1).sqrt()
@@ -280,7 +277,7 @@ def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: f
                 light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
                 heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
         before += len(own)
-    found = Parts(peak, total, values, square)
+    found = Parts(peak, total, weighted, square)
     return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
 
 
@@ -344,7 +341,7 @@ def merged_reference(
     high = peak.amax(-1)
     weight = torch.exp2(peak - high[:, None])
     mass = (by_row(parts.total, 0.0) * weight).sum(-1)
-    answer = (by_row(parts.values, 0.0) * weight.unsqueeze(-1)).sum(1) / mass[:, None]
+    answer = (by_row(parts.weighted, 0.0) * weight.unsqueeze(-1)).sum(1) / mass[:, None]
     answer = answer.clamp(-torch.finfo(q.dtype).max, torch.finfo(q.dtype).max)
     own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
     square = torch.where(own_slots, parts.square, 0.0).amax(-1)

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.kernels
 
 ROOT = Path(__file__).parent.parent
-STEP = "_prepared _bounded counting _marked _attended _merged _read_again"
+STEP = "_prepared _bounded counting _marked _attended _merged _read_again _merged_again"
 SCANS = """
     part_sums part_prefixes part_rows row_slopes
     row_lengths feature_sums feature_rows divide_shares feature_key_gradients add_shares

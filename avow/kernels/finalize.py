@@ -25,6 +25,7 @@ from avow.kernels.choice import Chosen, Draws
 from avow.kernels.pausing import settle
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
 from avow.kernels.sketch_pass import Terms
+from avow.kernels.step_constants import StepShape
 from avow.kernels.tile_ops import chained, filled, follow
 from avow.kernels.work_partition import TILE, Parts, list_shape, shares, slots_of, tiles_listed
 from avow.numerics.rounding import gamma, tiny, unit
@@ -32,7 +33,7 @@ from avow.numerics.rounding import gamma, tiny, unit
 _TILE, _ARRIVED = tl.constexpr(TILE), tl.constexpr(pausing.ARRIVED)
 # Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
 # that registers hold them, and by how many warps.
-_PARTS, _CHUNK, _HELD, _WARPS = 256, 128, 2**15, 4
+_PARTS, _CHUNK, _HELD, MERGING_WARPS = 256, 128, 2**15, 4
 # Answers are expected to be at most this much longer than the last ones, whose lengths are forgotten slowly.
 _LONGER, _FADING = tl.constexpr(1.1), tl.constexpr(0.9)
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
@@ -241,8 +242,6 @@ def _merged(parts, listed, given, found, unread, terms, worthwhile, heads, S: tl
     whole = tl.load(terms.used.tokens + head)
     tl.store(found.kept + head, read, mask=row % S.R == 0)
     tl.store(found.report + 4 * rows + row, read.to(tl.float32) / tl.maximum(whole, 1).to(tl.float32))
-    # Whoever reads again counts who is done.
-    tl.store(terms.arrived + row, 0)
     if unread.draws is not None and row == 0:
         # The next step draws anew.
         seed = unread.draws.seed
@@ -282,6 +281,12 @@ def blank_report(b: int, h: int, device: torch.device) -> Float32[Tensor, "5 b h
     return torch.full((5, b, h), math.inf, device=device)
 
 
+def merging_shape(shape: StepShape) -> StepShape:
+    """The same shape for programs that merge: with so many parts at once as registers hold."""
+    many = triton.next_power_of_2(shape.PROGRAMS)
+    return shape._replace(PARTS=min(many, _PARTS), CHUNK=min(many, _CHUNK, _HELD // shape.EP))
+
+
 def merged(
     q: Tensor,
     v: Tensor,
@@ -301,10 +306,8 @@ def merged(
     found = Decoded(q.new_empty(b, h, e), report, within, kept)
     given = BoundInputs(q, terms.nu, most, rounding_of(q, v, scale))
     heads, spans = chosen.found.shape
-    shape = list_shape(q, v, spans)
-    many = triton.next_power_of_2(shape.PROGRAMS)
-    shape = shape._replace(PARTS=min(many, _PARTS), CHUNK=min(many, _CHUNK, _HELD // shape.EP))
+    shape = merging_shape(list_shape(q, v, spans))
     unread = Unread(chosen.tails, chosen.draws, terms.widest, spans, drop, limit)
     inputs = parts, chosen.found, given, found, unread, terms, pausing.WORTHWHILE, heads
-    _merged[(b * h,)](*inputs, S=shape, num_warps=_WARPS, **chained(q.device))
+    _merged[(b * h,)](*inputs, S=shape, num_warps=MERGING_WARPS, **chained(q.device))
     return found._replace(within=within.view(torch.bool))

@@ -1,9 +1,9 @@
 """Attention over listed tokens, or over all of them, in parts that `avow.kernels.finalize` puts together.
 
 Each program reads its share of all lists, and keeps the largest logit, the sum of weights and the weighted values of
-what it read of each head. Heads that a step's bounds do not suffice for are then read in full, by one kernel that does
-nothing unless there is such a head: programs share all tokens of those heads, and whoever is the last to be done with a
-head merges what all of them found. Logits count octaves.
+what it read of each head. Heads that a step's bounds do not suffice for are then read in full, by two kernels that do
+nothing unless there is such a head: programs share all tokens of those heads, and one for each row merges what they
+found. Logits count octaves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen, Draws
-from avow.kernels.finalize import BoundInputs, Decoded, Unread, merge, rounding_of
+from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Unread, merge, merging_shape, rounding_of
 from avow.kernels.pausing import Used, tokens_in
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
@@ -41,8 +41,6 @@ _TILE, _PLACES, _PLACE = tl.constexpr(TILE), tl.constexpr(PLACES), tl.constexpr(
 # Warps that share a tile, and rows of a tile of queries. One warp waits for no other, and eight of them to a processor
 # keep its memory busy.
 _WARPS, _ROWS = 1, tl.constexpr(16)
-# Parts that one warp merges at once.
-_CHUNK = 16
 
 
 class _Inputs(NamedTuple):
@@ -195,7 +193,7 @@ def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=["heads"])
-def _read_again(inputs, parts, given, found, unread, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
+def _read_again(inputs, parts, found, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
     """One share of all tokens of heads with a row that is not within what was allowed."""
     follow(EARLY)
     program = tl.program_id(0)
@@ -204,15 +202,17 @@ def _read_again(inputs, parts, given, found, unread, terms, heads, S: tl.constex
     for head in range(first, beyond):
         tiles = span_of(head, lists, begin, stop, S)
         attend(program, head, tiles, inputs, parts, tl.load(terms.used.tokens + head), S)
-        slots = slots_of(head, lists, S)
-        many = slots[1] - slots[0]
-        # All threads have written before one of them says so.
-        tl.debug_barrier()
-        before = tl.atomic_add(terms.arrived + head * S.R, 1, sem="acq_rel")
-        if before % many == many - 1:
-            for sibling in range(S.R):
-                tl.store(found.report + 4 * heads * S.R + head * S.R + sibling, 1.0)
-                merge(head * S.R + sibling, heads * S.R, slots, parts, given, found, unread, S)
+
+
+@triton.jit(do_not_specialize=["heads"])
+def _merged_again(parts, given, found, unread, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
+    """The answer to a row of a head that was read again, from what all programs found of it."""
+    follow(EARLY)
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    slots = slots_of(row // S.R, shares(tiles_again(found.within, terms.used.tokens, heads, S), S), S)
+    if slots[1] > slots[0]:
+        tl.store(found.report + 4 * rows + row, 1.0)
+        merge(row, rows, slots, parts, given, found, unread, S)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
@@ -245,8 +245,11 @@ def read_again(
 
     `within` stays as it was: it tells what the answers were that had to be replaced.
     """
-    shape = list_shape(q, v)._replace(PARTS=_CHUNK, CHUNK=_CHUNK)
     given = BoundInputs(q, most, most, rounding_of(q, v, scale))
     found = found._replace(within=found.within.view(torch.int8))
-    inputs = _Inputs.of(q, k, v, scale), blank_parts(q, v), given, found, Unread(), terms, most.numel()
+    shape, parts, heads = list_shape(q, v), blank_parts(q, v), most.numel()
+    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, heads
     _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=_WARPS, num_stages=3, **chained(q.device))
+    # One program for each row: all rows of a head in turn took several times as long as reading it.
+    shape, outputs = merging_shape(shape), (parts, given, found, Unread(), terms, heads)
+    _merged_again[(q.shape[0] * q.shape[1],)](*outputs, S=shape, num_warps=MERGING_WARPS, **chained(q.device))

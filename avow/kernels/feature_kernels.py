@@ -108,10 +108,9 @@ def feature_sums(y, z, lengths, lse, slope, along, numbers, added, rows, length,
     head, piece, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own_features, block = share % S.NB, share // S.NB
     pieces = tl.num_programs(1)
-    start, many, last = span(piece // S.PIECES, pieces // S.PIECES, length, rows, S.REVERSE)
+    start, many, last = piece_of(piece, pieces, length, rows, S)
     if last:
         return
-    start, many = piece_of(start, many, piece % S.PIECES, S.PIECES, S.C)
     y = rows_at(y, head, start, S.y_row, S.H)
     z = rows_at(z, head, start, S.z_row, S.H)
     rest = head.to(tl.int64) * rows + start

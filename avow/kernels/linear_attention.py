@@ -91,10 +91,9 @@ def part_sums(y, z, slope, added, rows, length, S: tl.constexpr):
     """A piece of a part's sum of y zᵀ, and of β y where the mode needs it; the last part needs none."""
     head, piece, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(1)
-    start, many, last = span(piece // S.PIECES, pieces // S.PIECES, length, rows, S.REVERSE)
+    start, many, last = piece_of(piece, pieces, length, rows, S)
     if last:
         return
-    start, many = piece_of(start, many, piece % S.PIECES, S.PIECES, S.C)
     y = rows_at(y, head, start, S.y_row, S.H)
     z = rows_at(z, head, start, S.z_row, S.H)
     rest = head.to(tl.int64) * rows + start

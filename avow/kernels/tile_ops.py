@@ -175,10 +175,14 @@ def chunk_of(step, steps, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def piece_of(start, many, piece, PIECES: tl.constexpr, C: tl.constexpr):
-    """The rows of one of the pieces that a part is cut into, of whole chunks but for the last."""
-    size = tl.cdiv(many, PIECES * C) * C
-    return start + piece * size, tl.maximum(tl.minimum(size, many - piece * size), 0)
+def piece_of(piece, pieces, length, rows, S: tl.constexpr):
+    """The first row of one of the pieces that parts are cut into, how many it has, and whether its part is the last.
+
+    Pieces are of whole chunks but for the last of a part.
+    """
+    start, many, last = span(piece // S.PIECES, pieces // S.PIECES, length, rows, S.REVERSE)
+    size, place = tl.cdiv(many, S.PIECES * S.C) * S.C, piece % S.PIECES
+    return start + place * size, tl.maximum(tl.minimum(size, many - place * size), 0), last
 
 
 @triton.jit

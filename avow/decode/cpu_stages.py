@@ -44,6 +44,8 @@ _ONE = 0x3F800000
 SAMPLE = 2048
 # If more than this share of a head's tokens would be read, all are, without a look for up to so many steps.
 MOST_SHARE, LONGEST_PAUSE = 0.7, 64
+# If less than this share would be, half as much is left.
+_FEW = 0.05
 # Beyond these no float32 can follow: such groups are always read, such queries answered elsewhere.
 MOST_LOGIT, MOST_REACH, MOST_QUERY = 2.0**13, 2.0**40, 2.0**20
 # Weights of tokens that are always read; smaller ones than 2^-126 are taken for it.
@@ -382,6 +384,11 @@ def _choose(f, counter, attempt):
             for i in range(count):
                 share += wanted[i]
             whole = share > MOST_SHARE * count
+            if share < _FEW * count:
+                # Their sum rests on few tokens, of which a sketch knows little: some more cost less than a second cut.
+                for row in range(siblings):
+                    constants[head, row, _BUDGET] *= 0.5
+                    limits[row] = _limit(bins[head, row], constants[head, row, _BUDGET])
             learnt[head, siblings] = min(max(1.0, 2 * learnt[head, siblings]), LONGEST_PAUSE) if whole else 0.0
             learnt[head, siblings + 1] = learnt[head, siblings]
         flags[head, WHOLE] = whole

@@ -75,8 +75,8 @@ _WHY_NOT = (
 )
 # Lengths of values for which float32 has room.
 _FAINT, _LONG = 1e-15, 1e15
-# Shorter caches are read in full. On two cores a step takes 0.7 to 1.2 of PyTorch's time at 8,192 tokens, which may still
-# be in a processor's caches, and half of it at 32,768; making a sketch, some 2 µs a token, pays after dozens of steps.
+# Shorter caches are read in full. On two cores a step takes 0.7 to 1.2 of PyTorch's time at 8,192 tokens, which may be
+# in a processor's caches, and half of it at 32,768. Making a sketch, some 2 µs a token, pays after dozens of steps.
 SHORTEST = 16_384
 
 

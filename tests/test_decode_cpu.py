@@ -356,6 +356,14 @@ def test_an_answer_that_is_written_into_leaves_its_certificate_as_it_was() -> No
     torch.testing.assert_close(late.relative_rows, rows)
 
 
+def test_what_was_learnt_under_inference_mode_can_be_copied_outside() -> None:
+    cache = filled()
+    q = queries(cache.tokens[0], 4, sharp=6.0)
+    with torch.inference_mode():
+        cache.attend(q, 0.05)
+    assert judged(copy.deepcopy(cache), q, 0.05).method == judged(cache, q, 0.05).method == "sparse"
+
+
 # Heads that look everywhere
 
 

@@ -44,6 +44,8 @@ _ONE = 0x3F800000
 SAMPLE = 2048
 # If more than this share of a head's tokens would be read, all are, without a look for up to so many steps.
 MOST_SHARE, LONGEST_PAUSE = 0.7, 64
+# If less than this share would be, half as much is left.
+_FEW = 0.05
 # Beyond these no float32 can follow: such groups are always read, such queries answered elsewhere.
 MOST_LOGIT, MOST_REACH, MOST_QUERY = 2.0**13, 2.0**40, 2.0**20
 # Weights of tokens that are always read; smaller ones than 2^-126 are taken for it.
@@ -373,8 +375,9 @@ def _choose(f, counter, attempt):
                     x, left = constants[head, row], 0.0
                     lanes[:] = 0
                     for block in range(count // GROUP):
+                        own, known = keys[row, block * GROUP :], wanted[block * GROUP :]
                         for t in range(GROUP):
-                            lanes[t] += np.float32(0.0) if wanted[block * GROUP + t] else keys[row, block * GROUP + t]
+                            lanes[t] += np.float32(0.0) if known[t] else own[t]
                     for t in range(GROUP):
                         left += lanes[t]
                     x[_BUDGET] *= min(max(x[_OWN] / (left * _every(f.groups) + 1e-300), 0.5), 2.0)
@@ -382,6 +385,11 @@ def _choose(f, counter, attempt):
             for i in range(count):
                 share += wanted[i]
             whole = share > MOST_SHARE * count
+            if share < _FEW * count:
+                # Their sum rests on few tokens, of which a sketch knows little: some more cost less than a second cut.
+                for row in range(siblings):
+                    constants[head, row, _BUDGET] *= 0.5
+                    limits[row] = _limit(bins[head, row], constants[head, row, _BUDGET])
             learnt[head, siblings] = min(max(1.0, 2 * learnt[head, siblings]), LONGEST_PAUSE) if whole else 0.0
             learnt[head, siblings + 1] = learnt[head, siblings]
         flags[head, WHOLE] = whole
@@ -440,7 +448,7 @@ def _read(f, counter, attempt):
     flags, size = _longs(f.flags, (heads, FLAGS)), 4 if f.token_type == 0 else 2
     partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, siblings, SUMS + wide))
     places, wanted = np.zeros(_ROOM, np.int32), np.empty(GROUP, np.int32)
-    weights, logits = np.empty((siblings, GROUP), np.float32), np.empty((siblings, _ROOM), np.float32)
+    weights, logits = np.empty((siblings, GROUP), np.float32), np.empty((siblings, _ROOM // GROUP, GROUP), np.float32)
     sums, lanes = np.empty((2, siblings, GROUP), np.float32), np.empty(GROUP, np.float32)
     tile = np.empty((siblings, wide), np.float32)
     while True:
@@ -474,21 +482,24 @@ def _read(f, counter, attempt):
             row_products(many, f.token_type, q + row * dim * 4, keys, where, count, dim, out, _ROOM)
         blocks = -(-count // GROUP)
         for row in range(siblings):
-            own = logits[row, : blocks * GROUP]
-            own[count:] = -np.inf
+            # By blocks: an index that is a sum might be negative for all that a compiler knows, and is not vectorised.
+            for t in range(count - (blocks - 1) * GROUP, GROUP):
+                logits[row, blocks - 1, t] = -np.inf
             lanes[:] = -np.inf
             for block in range(blocks):
+                own = logits[row, block]
                 for t in range(GROUP):
-                    lanes[t] = max(lanes[t], own[block * GROUP + t])
+                    lanes[t] = max(lanes[t], own[t])
             top = lanes[0]
             for t in range(GROUP):
                 top = max(top, lanes[t])
             lanes[:] = 0
             for block in range(blocks):
+                own = logits[row, block]
                 for t in range(GROUP):
-                    weight = power_of_two(own[block * GROUP + t] - top)
-                    own[block * GROUP + t] = weight
-                    lanes[t] += weight
+                    own[t] = power_of_two(own[t] - top)
+                for t in range(GROUP):
+                    lanes[t] += own[t]
             mine[row, _TOP] = top
             for t in range(GROUP):
                 mine[row, _TOTAL] += lanes[t]

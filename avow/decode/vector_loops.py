@@ -22,7 +22,7 @@ MOST_QUERIES = 4
 LANES = 16
 """Sums of a product with a row, which are added in pairs at the end."""
 # Columns of rows that are summed at a time, and rows that are asked for ahead of their use.
-_COLUMNS, _AHEAD = 32, 12
+_COLUMNS, _AHEAD = 64, 12
 # A group of the sketch, and how many of its tokens are taken at a time.
 _GROUP, _TOKENS = 64, 32
 

@@ -62,7 +62,8 @@ class Layer:
             return
         q = 2 * torch.randn(self.k.shape[0], self.groups * 2, 1, self.dim).to(self.dtype)
         tol = self.rng.choice((0.3, 0.05))
-        found = tried(lambda: cache.attend(q, tol, method=self.rng.choice(("auto", "sparse"))))
+        method = self.rng.choice(("auto", "sparse")) if cache.bits else "auto"
+        found = tried(lambda: cache.attend(q, tol, method=method))
         if isinstance(found, AvowError):
             raise Wrong(f"an answer was refused: {found}")
         ratio = errors(q, self.k, self.v, found.out, self.window) / found.certificate.rows

@@ -258,8 +258,8 @@ ALL = (
         "benchmarks.gpu:linear",
         5,
         (
-            "gpu_linear; kernel, shape, d, forward ms, of the limit as of the limit %, training ms, MB, faster as times "
-            "fla, training faster as training times fla, fla MB",
+            "gpu_linear; kernel, shape, d, forward ms, of the limit as of the limit %, training ms, MB, faster as "
+            "times fla, training faster as training times fla, fla MB",
             "gpu_linear; kernel, n, forward ms, exact ms, faster, training ms, exact training ms, training faster",
             "gpu_linear; step, batch, us, over the state's way",
         ),

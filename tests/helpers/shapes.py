@@ -81,7 +81,7 @@ def run_maths() -> None:
     from avow.core import Problem
     from avow.methods.separable import Separable
     from avow.methods.sparse import Sparse
-    from avow.numerics import brackets, features, norms, rounding, selection, sketch, softmax
+    from avow.numerics import brackets, features, norms, rounding, sketch, softmax
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
     sampling = Sparse(drop=0.3, chance=0.01)
@@ -90,10 +90,7 @@ def run_maths() -> None:
     first = sketch.sketched(k)
     both = first.followed_by(sketch.sketched(k, metric=first.metric, size=first.size))
     rows = q.reshape(2, 2, 15, 3)
-    told = brackets.ends(rows, both, 0.5)
-    selection.uppers(told, both, compiled=False)
-    selection.crowded(rows, both, 0.5, told)
-    selection.where(torch.eye(3, dtype=torch.bool)[None])
+    brackets.ends(rows, both, 0.5)
     softmax.softmax_weights(Problem.of(q, k, k, causal=True, enable_gqa=True))
     features.variance_for(0.1, 0.9)
     norms.spectral_bound(torch.randn(4, 3))

@@ -5,9 +5,9 @@ query, and only those are read in full. Groups of 64 tokens are sketched when th
 always read. The lengths of values, and of the longest key of each head, are kept too, so that attending never reads
 what it does not use.
 
-The path of a decoding step: `append` writes the token; on a CPU `attend` answers by `_quick` if the last call was like
-this one, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`) or compiled code on a
-CPU (`CpuSteps`), or answers `_from_some_tokens` by the reference, or `_from_all_tokens`.
+The path of a decoding step: `append` writes the token; `attend` answers by `_quick`, on a GPU by `_quick_by_kernel`, if
+the last call was like this one, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`)
+or compiled code on a CPU (`CpuSteps`), or answers `_from_some_tokens` by the reference, or `_from_all_tokens`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class KeyValueCache(TokenBuffers):
 
     With `bits` (1 to 8) a sketch is kept, which adds less than 30% to a bfloat16 cache of 16 or more dimensions;
     `bits=None` keeps none, and every answer is exact. With a `window`, a token sees the last `window` tokens, itself
-    included; older ones make way when the room is full, which is twice what the window and the last tokens need. It is
-    for inference: answers carry no gradient.
+    included; older ones make way when the room is full, which is twice what the window and the last tokens need. With a
+    `capacity` there is room for so many tokens from the start, and nothing moves: so `append` and `attend` can be
+    captured in a CUDA graph and replayed while the cache grows. It is for inference: answers carry no gradient.
 
     >>> cache = KeyValueCache(key_heads=2, dim=16)
     >>> cache.append(torch.randn(1, 2, 100, 16), torch.randn(1, 2, 100, 16))
@@ -129,8 +130,8 @@ class KeyValueCache(TokenBuffers):
         If reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
         those that the sketch asks for, whatever that takes. Certificates of single queries are worked out when somebody
         looks at them. On a GPU such queries are answered without waiting for the device, unless `rtol` is given; nan
-        among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
-        from the next call on.
+        among them or among the tokens, or logits so large that single precision cannot keep `tol`, then show in the
+        bound, and as an error from a later call.
         """
         name, parameters = (method, {}) if isinstance(method, str) else named_form(method)
         if parameters:

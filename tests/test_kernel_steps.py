@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,8 +154,7 @@ def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch() -> No
 def test_a_guess_that_was_off_costs_time_and_not_the_tolerance() -> None:
     cache, q = filled(), asked()
     assert cache.attend(q, tol=TOL).certificate.keeps(TOL)
-    assert cache._steps._report is not None
-    cache._steps._report[3] = 1e-4
+    cache._steps._reports[1, 4][3] = 1e-4
     out, certificate = cache.attend(q, tol=TOL)
     assert certificate.keeps(TOL) and bool((errors(cache, q, out) <= certificate.rows).all())
     assert certificate.reason == "all tokens were read: the sketch saved nothing"
@@ -232,7 +232,7 @@ def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates
     before = int(own)
     same = []
     for _ in range(2):
-        cache._steps._report = None
+        cache._steps._reports.clear()
         same.append(cache.attend(q, 0.5, 0.9, generator=torch.Generator().manual_seed(7)).out)
     assert torch.equal(*same) and int(own) == before
     assert copy.deepcopy(cache)._steps._seed is None
@@ -242,7 +242,7 @@ def test_a_copy_of_a_cache_answers_alike_and_learns_for_itself() -> None:
     cache, q = filled(128), asked()
     first = cache.attend(q, tol=TOL)
     other = copy.deepcopy(cache)
-    assert other._steps._report is None
+    assert not other._steps._reports
     assert torch.equal(other.attend(q, tol=TOL).out, first.out)
 
 
@@ -368,3 +368,33 @@ def test_a_copy_appends_to_its_own_tokens() -> None:
     assert (cache.length, other.length) == (130, 133)
     assert cache._store is not None and cache._store.used.tolist() == [130, 130]
     assert other._store is not None and other._buffers["keys"].data_ptr() == other._store.k.data_ptr()
+
+
+def test_a_look_at_an_unfinished_sketch_does_not_settle_its_size(tmp_path: Path) -> None:
+    """Ten tokens have no sketch. Saving them must not keep the first groups from saying how large keys are."""
+    cache = filled(10, capacity=512)
+    cache.save(tmp_path / "cache")
+    k, v = (torch.randn(1, 2, 300, 32, dtype=torch.bfloat16) for _ in range(2))
+    cache.append(64 * k, v)
+    assert cache._store is not None and bool((cache._store.size >= 64).all())
+    q = asked(2.0)
+    out, certificate = cache.attend(q, tol=TOL)
+    assert bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+def test_views_of_negatives_are_read_as_the_numbers_they_stand_for() -> None:
+    turned = [torch.view_as_complex(torch.randn(1, 2, 130, 32, 2)).conj().imag for _ in range(2)]
+    assert turned[0].is_neg()
+    cache = filled(0, dtype=torch.float32, capacity=256)
+    cache.append(*turned)
+    assert torch.equal(cache.tokens[0], turned[0]) and torch.equal(cache.tokens[1], turned[1])
+    q = 4 * torch.view_as_complex(torch.randn(1, 4, 1, 32, 2)).conj().imag
+    out, certificate = cache.attend(q, tol=TOL)
+    assert bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+def test_tokens_that_a_graph_writes_to_are_not_moved() -> None:
+    cache = filled(128)
+    cache._replayed = True  # as after a capture
+    with pytest.raises(ShapeError, match="tokens=192 would move the tokens that a captured CUDA graph writes to"):
+        appended(cache, 64)

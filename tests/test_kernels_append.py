@@ -118,3 +118,12 @@ def test_values_of_zero_have_length_zero() -> None:
     k, v = drawn(1)
     append(store, k, torch.zeros_like(v))
     assert store.most.tolist() == [0.0, 0.0] and store.norms[:, 0].tolist() == [0.0, 0.0]
+
+
+def test_programs_that_share_a_head_agree_on_the_unit_of_its_sketch() -> None:
+    store = blank(dtype=torch.float32)
+    k, v = drawn(200, dtype=torch.float32)
+    k[:, :, GROUP:] *= 50  # groups would each say another size
+    append(store, k, v)
+    assert store.size.tolist() == [1.0, 1.0]
+    check(store, k, v)

@@ -140,6 +140,10 @@ def _sketch(store, head, group, capacity, S: tl.constexpr):
     byte, token, channel = tl.arange(0, S.WP), tl.arange(0, _GROUP), tl.arange(0, S.DP)
     base = store.k + (head * capacity + group * _GROUP) * S.D
     size = tl.load(store.size + head)
+    if size == 0 and not S.ALONE:
+        # Several programs would each say something else, and a sketch has one unit.
+        size = tl.full((), 1.0, tl.float64)
+        tl.store(store.size + head, size)
     if size == 0:
         # The first group of a head says how large its keys are; nothing but zeros says nothing.
         rows = tl.load(base + token[:, None] * S.D + channel[None, :], mask=(channel < S.D)[None, :], other=0.0)

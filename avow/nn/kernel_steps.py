@@ -122,7 +122,8 @@ class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
     _states: dict[bool, Int32[Tensor, "5"]] = field(default_factory=dict, repr=False)
-    _report: Float32[Tensor, "5 b h"] | None = field(default=None, repr=False)
+    _reports: dict[tuple[int, int], Float32[Tensor, "5 b h"]] = field(default_factory=dict, repr=False)
+    """By batch and heads of the queries; kept, since a graph that somebody captured writes to them."""
     _seed: Tensor | None = field(default=None, repr=False)
     _notice: _Notice | None = field(default=None, repr=False)
     _graphs: dict[Any, Replayed] = field(default_factory=dict, repr=False)
@@ -178,14 +179,14 @@ class KernelSteps:
     ) -> tuple[Tensor, Certificate]:
         """The answer to one query of each head, with its certificate."""
         b, h, _, d = q.shape
-        if self._report is None or self._report.shape[1:] != (b, h):
+        if (b, h) not in self._reports:
             from avow.kernels.finalize import blank_report
 
-            self._report = blank_report(b, h, q.device)
-            self._graphs.clear()
+            self._reports[b, h] = blank_report(b, h, q.device)
+        own = self._reports[b, h]
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
-        rows = q.reshape(b, h, d)
+        rows = q.detach().resolve_neg().reshape(b, h, d)
         if not q.is_cuda or capturing or generator is not None:
             out = self._decode(rows, tokens, asked, seed)
         else:
@@ -195,7 +196,7 @@ class KernelSteps:
                     self._graphs.clear()
                 self._graphs[key] = Replayed(lambda x: self._decode(x, tokens, asked, seed))
             out = self._graphs[key](rows).clone()
-        report = self._report if capturing else self._report.clone()
+        report = own if capturing else own.clone()
         if not capturing and self._notice is None and self._steps >= self._next_notice:
             self._notice = self._sent(report, asked.tol)
             self._next_notice = self._steps + min(self._steps, _NOTICE)
@@ -227,7 +228,7 @@ class KernelSteps:
             asked.confidence,
             seed,
             used=Used(store.used, self._states[asked.always]),
-            report=self._report,
+            report=self._reports[q.shape[0], q.shape[1]],
         ).out
 
     def _sent(self, report: Tensor, tol: float) -> _Notice:

@@ -216,13 +216,17 @@ class TokenBuffers:
         from avow.kernels.append_tokens import append
 
         self._check(k, v)
-        k, v, count = k.detach(), v.detach(), k.shape[2]
+        # A kernel reads numbers as they lie there, and a view may stand for their negatives.
+        k, v, count = k.detach().resolve_neg(), v.detach().resolve_neg(), k.shape[2]
         if count == 0:
             return
         capturing = is_capturing(self.device)
         # Who replays a graph has said how many tokens there will be; the device counts, and says if they were more.
         counted = capturing or (self._replayed and self.capacity is not None)
         if not counted and self._position + count > self._buffers["keys"].shape[2]:
+            if self._replayed:
+                rule = "would move the tokens that a captured CUDA graph writes to"
+                raise ShapeError("tokens", self._position + count, rule, "make the cache with a capacity")
             self._sketched = self._groups
             self._buffers, _ = self._grown(0, self._position + count)
             self._bind()
@@ -509,16 +513,15 @@ class TokenBuffers:
         while self._unfit and self._sketched < self._groups:
             last = min(self._groups, self._sketched + _GROUPS_AT_ONCE)
             self._write_groups(self._buffers, self._groups_of(keys[:, :, self._sketched * GROUP : last * GROUP]))
+        metric, size = self._metric, self._size
         if self._store is not None:
             # A group that was filled token by token told its own size to the device.
-            self._metric, self._size = (
-                x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size)
-            )
-        if self._metric is None or self._size is None:
+            metric, size = (x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size))
+        if metric is None or size is None:
             return sketched(self._buffers["keys"][:, :, :0], self.bits)
         span = slice(first // GROUP, self._groups)
         codes, scale, zero, radius, reach = (self._buffers[name][:, :, span] for name in PARTS)
-        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits, self._spread)
+        return Sketch(codes, scale, zero, radius, reach, metric, size, self.bits, self._spread)
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         """Raise if tokens are not of this cache's kind."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from avow.core import Certificate
 from avow.decode import cpu
+from avow.errors import ToleranceUnreachable
 from avow.nn import KeyValueCache, key_value_cache
 from tests.helpers.caches import errors, queries, share, tokens
 
@@ -471,3 +472,16 @@ def test_three_bits_are_served_and_several_queries_are_not() -> None:
     assert (
         cache.attend(queries(cache.tokens[0], 4, 2), 0.05).certificate.reason == "there are several queries to a head"
     )
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-6])
+def test_values_near_the_end_of_float16_keep_the_tolerance_or_are_refused(size: float) -> None:
+    cache = KeyValueCache(1, 16, 8, dtype=torch.float16)
+    cache.append(torch.randn(1, 1, 700, 16).half(), (size * torch.randn(1, 1, 700, 8)).half())
+    for tol in (1e-3, 1e-2, 0.1):
+        try:
+            certificate = cache.attend(torch.randn(1, 3, 1, 16).half(), tol=tol).certificate
+        except ToleranceUnreachable:
+            assert size == 1e-6 or tol == 1e-3  # below what the type itself rounds
+        else:
+            assert certificate.bound <= tol

@@ -171,15 +171,19 @@ class CpuSteps:
         """
         (b, h, _, d), (g, _, e) = q.shape, held.buffers["values"].shape[1:]
         siblings, groups = h // g, held.tokens // GROUP
-        method = self._method(tol, q.dtype)
         if groups == 0:
             return "nothing is sketched"
-        if method.drop <= 0:
-            return "rounding leaves nothing of the tolerance to drop"
         if held.buffers["norms"].dtype != torch.float32 or not (
             _FAINT <= min(held.longest) <= max(held.longest) <= _LONG
         ):
             return "values are too long or too short for float32"
+        unit = [x * (1 - 2 * slack(e, q.dtype) - 2.0**-22) for x in held.longest]
+        # What an answer in float16 loses below its normal range must not be dropped besides. `Sparse.tune` has room for
+        # less than a millionth; more is rounded up to a power of two, so that steps go on with the same method.
+        vanished = math.sqrt(e) * tiny(q.dtype) / min(unit)
+        method = self._method(tol if vanished < 2e-7 else tol - 2.0 ** math.ceil(math.log2(vanished)), q.dtype)
+        if method.drop <= 0:
+            return "rounding leaves nothing of the tolerance to drop"
         if learnt is None or learnt.shape != (b, g, siblings + 2):
             with torch.inference_mode(False):  # it is written into and copied outside, too
                 learnt = torch.tensor([0.5] * siblings + [0.0, 0.0], dtype=torch.float64).repeat(b, g, 1)
@@ -187,8 +191,7 @@ class CpuSteps:
         if self._space is None or self._space.sizes != sizes or self._space.groups < groups:
             self._space = _Space(sizes, groups)
         scale = 1 / math.sqrt(d) if scale is None else float(scale)
-        rows = q.detach().float().contiguous()
-        unit = [x * (1 - 2 * slack(e, q.dtype) - 2.0**-22) for x in held.longest]
+        rows = q.detach().resolve_neg().float().contiguous()
         space = self._space
         status = space.step(rows, held, unit, scale * math.log2(math.e), method.drop, learnt)
         if status:

@@ -45,7 +45,7 @@ _CAPTURED = (
     ("real", 1048576, 0.999, 4.5),
     *(("diffuse", n, 1.0, 0.93) for n in FULL["cuda"].lengths),
 )
-# From Python, at so many tokens, a step should take no more milliseconds than this.
+# Tokens, and the most milliseconds that a step called from Python should take.
 _EAGER = (131072, 0.2)
 
 

@@ -90,7 +90,7 @@ class CachedTokens(NamedTuple):
     """Where in the buffers the tokens begin: with a group."""
     tokens: int
     hidden: int
-    """So many of them are not seen, less than a group."""
+    """The first tokens that the query does not see: fewer than a group."""
     longest_key: list[float]
     longest: list[float]
     least: float
@@ -254,7 +254,7 @@ def _fields(
 
 
 class _Space:
-    """The arrays that steps of the same sizes work in, for up to so many groups."""
+    """The working arrays of steps of the same sizes, with room for a number of groups."""
 
     def __init__(self, sizes: tuple[int, int, int, int], groups: int) -> None:
         self.sizes, self.groups, stages = sizes, groups + groups // 8 + 1, _stages()

@@ -40,7 +40,7 @@ ATTEMPTS = 4
 # Bins of an eighth of an octave, and the first that may be cut behind: the token of the largest bound is before it.
 BINS, _FIRST = 512, 28
 _ONE = 0x3F800000
-# About so many tokens of a head tell where to cut.
+# The size of the sample of a head's tokens that tells where to cut.
 SAMPLE = 2048
 # If more than this share of a head's tokens would be read, all are, without a look for up to so many steps.
 MOST_SHARE, LONGEST_PAUSE = 0.7, 64
@@ -286,7 +286,7 @@ def _look(f, counter):
 
 @_inner
 def _every(groups):
-    """Every so many tokens one is looked at: a power of two."""
+    """The stride of the sample of tokens: a power of two."""
     step = 1
     while groups * GROUP > SAMPLE * step:
         step *= 2
@@ -575,7 +575,7 @@ def _merge(f, counter, attempt):
 
 @_inner
 def _wait(counter, pieces):
-    """Until so many pieces are done: each was taken by a thread that will finish it."""
+    """Waits until a number of pieces are done: each was taken by a thread that will finish it."""
     while current(counter + 8) < pieces:
         pass
 

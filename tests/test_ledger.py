@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -170,6 +171,17 @@ def test_a_file_that_never_ends_is_given_up_at_its_line(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"ran out of time while loading: 0\.2 s \(line [78]\); fix it there, and try"):
         claims_in(path, seconds=0.2)
     assert list(claims_in(written(tmp_path, FINE.format("quick")))) == ["quick"]
+
+
+def test_a_file_that_never_ends_is_given_up_by_a_job_in_the_background_too(tmp_path: Path) -> None:
+    path = written(tmp_path, "while True:\n    pass")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as shells start such jobs
+    try:
+        with pytest.raises(FileError, match="ran out of time"):
+            claims_in(path, seconds=0.2)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_is_done_in_time_is_not_interrupted_later() -> None:

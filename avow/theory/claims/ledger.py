@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import signal
 import sys
 import threading
 import traceback
@@ -121,17 +122,27 @@ def _interrupted_after(seconds: float, late: threading.Event) -> Iterator[None]:
             late.set()
             _thread.interrupt_main()
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
-    if threading.current_thread() is threading.main_thread():
-        timer.start()
+    # A job in the background ignores Ctrl-C, and would ignore this too.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler in (signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            # Whoever comes first has the lock for good; an interrupt that is on its way arrives here, and not later.
+            if not done.acquire(blocking=False):
+                timer.join()
     finally:
-        timer.cancel()
-        # Whoever comes first has the lock for good; an interrupt that is on its way arrives here, and not later.
-        if not done.acquire(blocking=False):
-            timer.join()
+        if handler in (signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager

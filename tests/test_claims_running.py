@@ -191,8 +191,9 @@ def test_what_a_worker_found_is_what_the_claim_finds_here(troubled: tuple[dict[s
 
 
 INTERRUPTED = """
-    import sys
+    import signal, sys
     from avow.theory.claims import claims_in, run
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     for _ in run(claims_in(sys.argv[1]), seconds_each=100, workers=1):
         pass
 """

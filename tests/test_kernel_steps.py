@@ -80,6 +80,52 @@ def test_every_step_of_a_growing_cache_keeps_its_certificate() -> None:
     assert cache._groups == 2
 
 
+def truth(cache: KeyValueCache, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """What the last tokens should get in float64: each sees those up to itself in its window, and perhaps a sink."""
+    held, (_, h, n, d) = cache._position - cache._base, q.shape
+    k, v = (
+        cache._buffers[name][:, :, :held].double().repeat_interleave(h // cache.key_heads, 1)
+        for name in ("keys", "values")
+    )
+    own, tokens = torch.arange(held - n, held)[:, None], torch.arange(held)
+    seen = (tokens <= own) & (tokens > own - (cache.window or held))
+    logits = (q.double() @ k.mT * d**-0.5).masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.double()[:, None, None].expand(*q.shape[:3], 1)], -1)
+    return torch.softmax(logits, -1)[..., :held] @ v
+
+
+def apart(cache: KeyValueCache, out: Tensor, truth: Tensor) -> Tensor:
+    """How far an answer is from the truth, in the unit of bounds."""
+    unit = cache._buffers["norms"][:, :, : cache._position - cache._base].double().amax(-1)
+    distances = torch.linalg.vector_norm(out.double() - truth, dim=-1)
+    return distances / unit.repeat_interleave(out.shape[1] // cache.key_heads, 1)[..., None] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(4, 5), (32, 1), (8, 16)])
+def test_several_queries_and_many_siblings_are_answered_by_one_step(heads: int, queries: int) -> None:
+    cache = filled(150)
+    sinks = 14 + 3 * torch.randn(heads)
+    for own in (None, sinks, sinks.bfloat16()):
+        q = (6 * torch.randn(1, heads, queries, 32)).bfloat16()
+        out, certificate = cache.attend(q, tol=TOL, sinks=own)
+        assert certificate.method == "sparse" and certificate.keeps(TOL) and certificate.rows.shape == q.shape[:3]
+        assert bool((apart(cache, out, truth(cache, q, own)) <= certificate.rows).all())
+        assert own is None or not bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
+        appended(cache)
+
+
+def test_more_rows_than_kernels_have_room_for_get_the_exact_answer_and_the_reason() -> None:
+    cache, q = filled(), (torch.randn(1, 8, 17, 32)).bfloat16()
+    out, certificate = cache.attend(q, tol=TOL)
+    assert certificate.method == "exact" and certificate.reason == "4 query heads of 17 queries share a key head"
+    assert bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
+    sinks = torch.randn(8)
+    out, certificate = cache.attend(q, tol=TOL, sinks=sinks)
+    assert certificate.method == "exact" and "sinks without kernels: 4 query heads" in certificate.reason
+    assert bool((apart(cache, out, truth(cache, q, sinks)) <= certificate.rows).all())
+
+
 def test_a_step_reads_the_buffers_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, seen = filled(), []
     plain = sparse_decode.decode

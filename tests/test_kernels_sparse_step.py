@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
     alone = given.run(how=decode_reference)
     for module, name, value in ((choice, "BLOCK", 128), (planning, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(work_partition, "_PROGRAMS", count)
+    monkeypatch.setattr(work_partition, "_WARPS", count)
     monkeypatch.setattr(finalize, "_CHUNK", 2)
     assert choice.spans_of(3, 500) == (2, 3)
     found, other = given.run(), given.run(how=decode_reference)
@@ -136,6 +137,65 @@ def test_room_for_tokens_to_come_is_not_read(confidence: float) -> None:
             assert torch.equal(found.kept[:, head], other.kept[:, 0])
 
 
+def truth_of(given: Step, used: Used, sinks: Tensor | None = None) -> Tensor:
+    """What each row should be in float64: it sees tokens up to its own, of its window, and perhaps a sink."""
+    (b, h, _), (g, s) = given.q.shape, given.k.shape[1:3]
+    queries = used.queries or 1
+    logits = given.logits() * math.log(2)
+    tokens = used.tokens.view(b, g).repeat_interleave(h // g, 1)[:, :, None]
+    own = tokens - queries + (torch.arange(h) % queries)[:, None]
+    seen = (torch.arange(s) <= own) & (torch.arange(s) > own - (used.window or s))
+    logits = torch.where(seen, logits, -math.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.double().repeat_interleave(queries).expand(b, h)[..., None]], -1)
+    weights = torch.softmax(logits, -1)[..., :s]
+    return (weights.unsqueeze(-2) @ given.siblings(given.v)).squeeze(-2)
+
+
+def apart(given: Step, out: Tensor, truth: Tensor) -> Tensor:
+    """How far answers are from the truth, in the unit of bounds."""
+    unit = torch.linalg.vector_norm(given.siblings(given.v), dim=-1).amax(-1)
+    return torch.linalg.vector_norm(out.double() - truth, dim=-1) / unit
+
+
+@pytest.mark.parametrize("confidence", [1.0, 0.999])
+@pytest.mark.parametrize(
+    ("siblings", "queries", "window", "sunk"),
+    [(2, 3, None, False), (16, 1, None, True), (4, 8, 100, True), (1, 1, 70, False), (4, 16, 65, False)],
+)
+def test_rows_see_the_tokens_up_to_their_own_in_their_window_and_a_sink_takes_its_share(
+    siblings: int, queries: int, window: int | None, sunk: bool, confidence: float
+) -> None:
+    q, k, v = drawn(g=2, r=siblings * queries, s=200, d=16, e=16, loud=8.0)
+    v[:, :, 200 - queries :] *= 3.0  # to see one of them that is not one's own shows
+    given = step(q, k, v)
+    sinks = 8 * torch.randn(2 * siblings) if sunk else None
+    tokens = torch.tensor([200, 200], dtype=torch.int32)
+    used = Used(tokens, blank_state(tokens.device), None if queries == 1 else queries, window)
+    seed = None if confidence == 1 else torch.tensor([5])
+    truth = truth_of(given, used, sinks)
+    for limit in (0.6, 0.02):
+        how = partial(decode, limit=limit, confidence=confidence, seed=seed, used=used, sinks=sinks)
+        found = given.run(0.3 if limit == 0.6 else 0.01, how=how)
+        assert bool((apart(given, found.out, truth) <= found.bound).all())
+        assert float(found.bound.max()) <= limit
+        seen = 200 if window is None else min(200, window + queries - 1 + GROUP - 1)
+        assert int(found.kept.max()) <= seen
+    # What all rows see alike is not the truth.
+    if queries > 1 or window is not None or sunk:
+        alike = truth_of(given, Used(tokens, used.state), None)
+        assert not bool((apart(given, found.out, alike) <= found.bound).all())
+
+
+def test_a_sink_of_minus_infinity_is_none_and_one_that_is_not_a_number_proves_nothing() -> None:
+    given = step(*drawn(s=200, loud=5.0))
+    plain = given.run(0.1, how=partial(decode, limit=0.3))
+    none = given.run(0.1, how=partial(decode, limit=0.3, sinks=torch.full((2,), -math.inf)))
+    assert torch.equal(plain.out, none.out) and torch.equal(plain.bound, none.bound)
+    lost = given.run(0.1, how=partial(decode, limit=0.3, sinks=torch.tensor([math.nan, 0.0])))
+    assert float(lost.bound[0, 0]) == math.inf and float(lost.bound[0, 1]) <= 0.3
+
+
 def test_a_sketch_that_saves_nothing_is_asked_less_and_less_often() -> None:
     given, state = step(*drawn(g=2, s=130, d=32, e=32, loud=0.01), torch.float32), blank_state(torch.device("cpu"))
     looks, report = [], blank_report(1, 4, state.device)
@@ -215,9 +275,9 @@ def test_nothing_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "error", "words"),
     [
         (
-            lambda x: {"q": x.q.repeat(1, 5, 1)},
+            lambda x: {"q": x.q.repeat(1, 33, 1)},
             ShapeError,
-            "heads of q=10 must be a multiple of the 1 key heads, by at most 8",
+            "heads of q=66 must be a multiple of the 1 key heads, by at most 64",
         ),
         (lambda x: {"q": x.q.half()}, DtypeError, "types of q, k, v=.* must be one of the 16-bit types, or float32"),
         (lambda x: {"sketch": sketched(x.k, 8)}, ParameterError, "bits of the sketch=8 must be 4"),

@@ -16,18 +16,18 @@ from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from avow.kernels import planning
-from avow.kernels.pausing import tokens_in
+from avow.kernels.pausing import first_seen, read_in_order
 from avow.kernels.planning import WIDTH, Counted, stride_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS, StepShape
+from avow.kernels.step_constants import BINS, FEWEST, StepShape, turn_of
 from avow.kernels.tile_ops import chained, filled, follow
 from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
 # Tokens that a program marks at once, and programs of four warps that an H200 runs at once: where there is more to
 # mark, each of those marks more. A thread may have so many registers that eight of them fit a processor.
-BLOCK, _AT_ONCE, REGISTERS = 2048, 132 * 8, 64
+BLOCK, _AT_ONCE, _REGISTERS = 2048, 132 * 8, 64
 # Bits of a listed token's place, where the step of its odds stands in those above.
 PLACES = 24
 # Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
@@ -97,15 +97,17 @@ def span_in(s, part, spans, BLOCK: tl.constexpr):
 
 @triton.jit
 def span_to_list(terms, chosen, head, part, spans, BLOCK: tl.constexpr):
-    """How many tokens a head has, and the first and last of the blocks that a program lists.
+    """The first token of a head that is seen, the one after the last, and likewise the blocks that a program lists.
 
-    And whether there is nothing to list, since all tokens are read in order: their number is all that is written then.
+    Blocks are counted from the first token. And whether there is nothing to list, since all tokens are read in order:
+    their number is all that is written then.
     """
-    s, whole = tl.load(terms.used.tokens + head), tokens_in(terms.used, head) == 0
-    begin, end = span_in(s, part, spans, BLOCK)
+    s = tl.load(terms.used.tokens + head)
+    first, whole = first_seen(s, terms.used), read_in_order(s, terms.used)
+    begin, end = span_in(s - first, part, spans, BLOCK)
     if whole:
-        tl.store(chosen.found + head * spans + part, tl.maximum(tl.minimum(end * BLOCK, s) - begin * BLOCK, 0))
-    return s, begin, end, whole
+        tl.store(chosen.found + head * spans + part, tl.maximum(tl.minimum(end * BLOCK, s - first) - begin * BLOCK, 0))
+    return first, s, begin, end, whole
 
 
 @triton.jit(do_not_specialize=["room", "spans", "span", "programs"])
@@ -113,8 +115,9 @@ def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl
     """Lists the tokens of some blocks, at most `span`, that some sibling wants, and adds up what others may weigh."""
     follow(EARLY)
     R: tl.constexpr = S.R
+    TURN: tl.constexpr = S.TURN
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
+    start, s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
     if whole:
         row = tl.arange(0, S.RP)
         tl.store(chosen.tails + (head * R + row) * spans + part, filled(0.0, S.RP), mask=row < R)
@@ -128,7 +131,8 @@ def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl
         known.masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
     )
     # Of a sample the terms are fewer by as much as it is smaller.
-    sampled = stride_in(c, S.ENOUGH).to(tl.float32)
+    start = start // _GROUP
+    sampled = stride_in(c - start, S.ENOUGH).to(tl.float32)
     budget = tl.sum(parts, 1) * (drop / sampled) * (tl.load(most + head) / tl.load(terms.nu + head))
     # Where the budget is not a number, everything is read.
     budget = tl.where(budget < float("inf"), budget, -1.0)
@@ -143,26 +147,30 @@ def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl
     left = filled(0.0, S.BLOCK // _GROUP, S.RP)
     token = tl.arange(0, _GROUP)
     for block in range(begin, end):
-        group = block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
+        group = start + block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
         place = group[:, None] * _GROUP + token[None, :]
         sketched = group < c
         # By how many steps a token is above some sibling's cut; what has no sketch is always read.
         above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((S.BLOCK // _GROUP, _GROUP), tl.int32)
-        for sibling in tl.static_range(R):
-            apart, short = _below(terms, head, sibling, group, place, c, room, S)
-            cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
-            above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
+        for turn in range(0, R, TURN):
+            for nth in tl.static_range(TURN):
+                sibling = turn + nth
+                apart, short = _below(terms, head, sibling, group, place, c, room, S)
+                cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
+                above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
         wanted = tl.where((above > 0) & (place < s), 1, 0)
         unread = 1.0 - wanted.to(tl.float32)
         count = appended(own_list, count, place, wanted, S.BLOCK)
-        for sibling in tl.static_range(R):
-            apart, short = _below(terms, head, sibling, group, place, c, room, S)
-            # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
-            # lies between two of them on a line: that is above the power, by 6% at most.
-            bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
-            term = (bits[:, None] - (short << 20)).to(tl.float32, bitcast=True)
-            sums = tl.where(sketched, tl.sum(term * unread, 1), 0.0)
-            left += tl.where((row == sibling)[None, :], sums[:, None], 0.0)
+        for turn in range(0, R, TURN):
+            for nth in tl.static_range(TURN):
+                sibling = turn + nth
+                apart, short = _below(terms, head, sibling, group, place, c, room, S)
+                # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
+                # lies between two of them on a line: that is above the power, by 6% at most.
+                bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
+                term = (bits[:, None] - (short << 20)).to(tl.float32, bitcast=True)
+                sums = tl.where(sketched, tl.sum(term * unread, 1), 0.0)
+                left += tl.where((row == sibling)[None, :], sums[:, None], 0.0)
     tl.store(chosen.found + head * spans + part, count)
     tl.store(chosen.tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
 
@@ -173,10 +181,15 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
     spans, span = spans_of(heads, capacity)
     chosen = blank_lists(terms, spans, span)._replace(tails=terms.mass.new_empty(heads * r, spans))
     rows, most_programs = triton.next_power_of_2(r), triton.next_power_of_2(programs)
-    shape = StepShape(r, rows, BLOCK=BLOCK, ENOUGH=planning._ENOUGH, PROGRAMS=most_programs)
+    shape = StepShape(r, rows, turn_of(r), BLOCK=BLOCK, ENOUGH=planning._ENOUGH, PROGRAMS=most_programs)
     inputs = terms, known, most, chosen, drop, room, spans, span, programs
-    _marked[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=REGISTERS, **chained(most.device))
+    _marked[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=registers(r), **chained(most.device))
     return chosen
+
+
+def registers(rows: int) -> int:
+    """How many registers a thread may have that lists tokens for so many rows."""
+    return _REGISTERS if rows <= FEWEST else 2 * _REGISTERS
 
 
 def blank_lists(terms: Terms, spans: int, span: int, draws: Draws | None = None) -> Chosen:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from avow.kernels import pausing
 from avow.kernels.choice import Chosen, Draws
-from avow.kernels.pausing import settle
+from avow.kernels.pausing import first_seen, settle
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import StepShape
@@ -38,6 +38,8 @@ _PARTS, _CHUNK, _HELD, MERGING_WARPS = 256, 128, 2**15, 4
 _LONGER, _FADING = tl.constexpr(1.1), tl.constexpr(0.9)
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 UNIT = tl.constexpr(2.0**-23)
+# Octaves in a nat.
+_OCTAVES = tl.constexpr(math.log2(math.e))
 
 
 class Decoded(NamedTuple):
@@ -81,6 +83,15 @@ class Rounding(NamedTuple):
     """What underflows in an answer, at most."""
 
 
+class Sinks(NamedTuple):
+    """A logit of each query head that has no value: it only makes all weights smaller."""
+
+    logits: Float32[Tensor, "heads"]
+    heads: int
+    queries: int
+    """Rows that each query head has."""
+
+
 class BoundInputs(NamedTuple):
     """What bounds are made of: queries, lengths ν, at most those of the longest values, and what is rounded."""
 
@@ -88,6 +99,7 @@ class BoundInputs(NamedTuple):
     nu: Float32[Tensor, "bg"]
     most: Float32[Tensor, "b g"]
     rounding: Rounding
+    sinks: Sinks | None = None
 
 
 class Unread(NamedTuple):
@@ -149,13 +161,19 @@ def merge(row, rows, slots, parts, given, found, unread, S: tl.constexpr):
         tail = tl.sum(tails, 0) * (1 + 2.0**-10)
         peak_term = tl.load(unread.widest + row).to(tl.float32) * 0.125
     ahead = _asked(first, beyond, row % S.R, parts, S)
-    high, longest = float("-inf"), 0.0
+    high, longest, sink = float("-inf"), 0.0, float("-inf")
+    if given.sinks is not None:
+        sink = tl.load(given.sinks.logits + row // given.sinks.queries % given.sinks.heads)
+        high = sink * _OCTAVES
     for begin in range(first, beyond, S.PARTS):
         slot = begin + tl.arange(0, S.PARTS)
         peaks = tl.load(parts.peak + slot * S.R + row % S.R, mask=slot < beyond, other=float("-inf"))
         high = tl.maximum(high, tl.max(peaks, 0))
         longest = tl.maximum(longest, tl.max(tl.load(parts.square + slot, mask=slot < beyond, other=0.0), 0))
     mass = filled(0.0, S.CHUNK)
+    if given.sinks is not None:
+        sunk = tl.exp2(sink * _OCTAVES - high)
+        mass = tl.where(tl.arange(0, S.CHUNK) == 0, sunk, mass)
     squares, large = filled(0.0, S.CHUNK), filled(0.0, S.CHUNK)
     sums = filled(0.0, S.EP)
     for begin in range(first, beyond, S.CHUNK):
@@ -188,6 +206,9 @@ def merge(row, rows, slots, parts, given, found, unread, S: tl.constexpr):
     if DRAWN:
         # The logarithm of odds and lengths, and that of the odds beside a logit.
         delta += 2.0**-15
+    if given.sinks is not None:
+        # A sink's own logit, which was brought to octaves; one of −inf weighs nothing, exactly.
+        delta += tl.where(sink > float("-inf"), tl.abs(sink), 0.0) * 2.0**-21
     depth = (tiles * rounded.per_tile + (beyond - first).to(tl.float32) + 2 * _TILE + 16) * UNIT
     rounding = delta + rounded.halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
@@ -240,6 +261,7 @@ def _merged(parts, listed, given, found, unread, terms, worthwhile, heads, S: tl
     span = tl.arange(0, S.SPANS)
     read = tl.sum(tl.load(listed + head * unread.spans + span, mask=span < unread.spans, other=0), 0)
     whole = tl.load(terms.used.tokens + head)
+    whole = whole - first_seen(whole, terms.used)
     tl.store(found.kept + head, read, mask=row % S.R == 0)
     tl.store(found.report + 4 * rows + row, read.to(tl.float32) / tl.maximum(whole, 1).to(tl.float32))
     if unread.draws is not None and row == 0:
@@ -298,16 +320,17 @@ def merged(
     scale: float,
     limit: float = math.inf,
     report: Float32[Tensor, "5 b h"] | None = None,
+    sinks: Sinks | None = None,
 ) -> Decoded:
     """The answers and their bounds, in the place of a `report` of the step before; the seed of draws is advanced."""
     (b, h, _), (g, _, e) = q.shape, v.shape[1:]
     report = blank_report(b, h, q.device) if report is None else report
     within, kept = q.new_empty(b, h, dtype=torch.int8), q.new_empty(b, g, dtype=torch.int32)
     found = Decoded(q.new_empty(b, h, e), report, within, kept)
-    given = BoundInputs(q, terms.nu, most, rounding_of(q, v, scale))
+    given = BoundInputs(q, terms.nu, most, rounding_of(q, v, scale), sinks)
     heads, spans = chosen.found.shape
     shape = merging_shape(list_shape(q, v, spans))
     unread = Unread(chosen.tails, chosen.draws, terms.widest, spans, drop, limit)
-    inputs = parts, chosen.found, given, found, unread, terms, pausing.WORTHWHILE, heads
+    inputs = parts, chosen.found, given, found, unread, terms, pausing.worthwhile(shape.R), heads
     _merged[(b * h,)](*inputs, S=shape, num_warps=MERGING_WARPS, **chained(q.device))
     return found._replace(within=within.view(torch.bool))

@@ -18,12 +18,13 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen, Draws
-from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Unread, merge, merging_shape, rounding_of
-from avow.kernels.pausing import Used, tokens_in
+from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Unread, merge, merging_shape, rounding_of
+from avow.kernels.pausing import Used, first_seen, read_in_order
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.tile_ops import LOWEST, HeadView, at_head, by_head, chained, exp2_near, filled, follow, log2_near
+from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, filled, follow, log2_near
 from avow.kernels.work_partition import (
+    FEWEST_ROWS,
     TILE,
     Parts,
     blank_parts,
@@ -35,12 +36,13 @@ from avow.kernels.work_partition import (
     tiles_again,
     tiles_in,
     tiles_listed,
+    warps_of,
 )
 
 _TILE, _PLACES, _PLACE = tl.constexpr(TILE), tl.constexpr(PLACES), tl.constexpr(2**PLACES - 1)
-# Warps that share a tile, and rows of a tile of queries. One warp waits for no other, and eight of them to a processor
-# keep its memory busy.
-_WARPS, _ROWS = 1, tl.constexpr(16)
+_FEWEST = tl.constexpr(FEWEST_ROWS)
+# Below all logits, so that where a row sees no token of a tile, none weighs anything.
+_LOWEST = tl.constexpr(-3.4e38)
 
 
 class _Inputs(NamedTuple):
@@ -59,8 +61,8 @@ class _Inputs(NamedTuple):
 
 
 @triton.jit
-def _entry(own, tile, token, places, whole):
-    """What a tile of a list holds: its entries, or if `whole` as many tokens in order; and how many are left.
+def _entry(own, tile, token, places, first, whole):
+    """What a tile of a list holds: its entries, or if `whole` as many tokens from the first on; and how many are left.
 
     With where the tiles of each span end, by how much its tokens stand behind where they would without spans, and
     where they would end then. No number is below the one before it, so that the least is that of the first span that
@@ -72,34 +74,38 @@ def _entry(own, tile, token, places, whole):
     limit = tl.min(tl.where(behind, limits, 2**31 - 1), 0)
     spot, left = tile * _TILE + move, limit - tile * _TILE
     entry = tl.load(own + spot + token, mask=(token < left) & (whole == 0), other=0)
-    return tl.where((whole != 0) & (token < left), tile * _TILE + token, entry), left
+    return tl.where((whole != 0) & (token < left), first + tile * _TILE + token, entry), left
 
 
 @triton.jit
-def attend(program, head, tiles, inputs, parts, s, S: tl.constexpr, chosen=None, spans=None, room=None):
+def attend(program, head, tiles, inputs, parts, used, S: tl.constexpr, chosen=None, spans=None, room=None):
     """Some tiles of a head's list: what a program finds of them.
 
-    Without a list, tokens are the first `s` of all; of a list whose head chooses among `s` = 0 only the length counts.
+    Without a list, all tokens are read in order; of a list whose head does not choose only the length counts.
     """
     LISTED: tl.constexpr = room is not None
     DRAWN: tl.constexpr = LISTED and chosen.draws is not None
     # Weights of at most one are multiplied by this, so that their halves do not vanish in float16.
     LIFT: tl.constexpr = 2.0**14 if inputs.v.base.dtype.element_ty == tl.float16 else 1.0
+    MASKED: tl.constexpr = used.queries is not None or used.window is not None
+    ROWS: tl.constexpr = S.RP if S.RP > _FEWEST else _FEWEST
     start, end = tiles
-    row, channel, column = tl.arange(0, _ROWS), tl.arange(0, S.DP), tl.arange(0, S.EP)
+    s = tl.load(used.tokens + head)
+    first = first_seen(s, used)
+    row, channel, column = tl.arange(0, ROWS), tl.arange(0, S.DP), tl.arange(0, S.EP)
     token = tl.arange(0, _TILE)
     asked = (row < S.R)[:, None] & (channel < S.D)[None, :]
     x = tl.load(inputs.q + (head * S.R + row)[:, None] * S.D + channel[None, :], mask=asked, other=0.0)
-    high = filled(LOWEST, _ROWS)
-    mass = filled(0.0, _ROWS)
-    sums = filled(0.0, _ROWS, S.EP)
+    high = filled(_LOWEST, ROWS)
+    mass = filled(0.0, ROWS)
+    sums = filled(0.0, ROWS, S.EP)
     longest = filled(0.0, _TILE, _TILE)
     if DRAWN:
         rim = chosen.draws.rims + (head * S.R + row) * 2
         threshold = tl.load(rim, mask=row < S.R, other=0.0) - tl.load(rim + 1, mask=row < S.R, other=0.0)
         ratio = 1 / tl.load(chosen.draws.nu + head)
-        squares = filled(0.0, _ROWS)
-        large = filled(0.0, _ROWS)
+        squares = filled(0.0, ROWS)
+        large = filled(0.0, ROWS)
     if LISTED:
         span = tl.arange(0, S.SPANS)
         number = tl.load(chosen.found + head * spans + span, mask=span < spans, other=0)
@@ -108,22 +114,27 @@ def attend(program, head, tiles, inputs, parts, s, S: tl.constexpr, chosen=None,
         moves, limits = span * room - (after - many) * _TILE, (after - many) * _TILE + number
         # What is behind the list has the limit of the last span, and so no token.
         places = tl.where(span == S.SPANS - 1, 2**31 - 1, after), moves, limits
-        own, whole = chosen.listed + head * spans * room, (s == 0).to(tl.int32)
+        own, whole = chosen.listed + head * spans * room, read_in_order(s, used).to(tl.int32)
+    if MASKED:
+        # The place of each row's own token.
+        newest = s - 1 + row * 0
+        if used.queries is not None:
+            newest = s - used.queries + row % used.queries
     rows, carriers = at_head(inputs.k, head), at_head(inputs.v, head)
     if DRAWN:
         # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
         lengths = at_head(inputs.lengths, head)
-        next_entry, _ = _entry(own, start, token, places, whole)
+        next_entry, _ = _entry(own, start, token, places, first, whole)
         next_long = tl.load(lengths + (next_entry & _PLACE))
-        next_entry, _ = _entry(own, start + 1, token, places, whole)
+        next_entry, _ = _entry(own, start + 1, token, places, first, whole)
     for tile in range(start, end):
         if LISTED:
-            entry, left = _entry(own, tile, token, places, whole)
+            entry, left = _entry(own, tile, token, places, first, whole)
             there = token < left
             place = (entry & _PLACE if DRAWN else entry).to(tl.int64)
         else:
-            there = tile * _TILE + token < s
-            place = tl.where(there, tile * _TILE + token, 0).to(tl.int64)
+            there = first + tile * _TILE + token < s
+            place = tl.where(there, first + tile * _TILE + token, 0).to(tl.int64)
         keys = tl.load(
             rows + place[:, None] * S.D + channel[None, :], mask=there[:, None] & (channel < S.D)[None, :], other=0.0
         )
@@ -137,10 +148,15 @@ def attend(program, head, tiles, inputs, parts, s, S: tl.constexpr, chosen=None,
             odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
             counted = counted - log2_near(odds, S.FAST)
         logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * inputs.factor + counted[None, :]  # (ROWS, TILE)
+        if MASKED:
+            seen = place[None, :] <= newest[:, None]
+            if used.window is not None:
+                seen = seen & (place[None, :] > newest[:, None] - used.window)
+            logits = tl.where(seen, logits, float("-inf"))
         if DRAWN:
             length = next_long.to(tl.float32) * ratio
             next_long = tl.load(lengths + (next_entry & _PLACE))
-            next_entry, _ = _entry(own, tile + 2, token, places, whole)
+            next_entry, _ = _entry(own, tile + 2, token, places, first, whole)
             slanted = tl.sqrt(length * length + 1)
             # What was read for certain is no draw.
             bonus = tl.where(rare > 0, log2_near(slanted, S.FAST), float("-inf"))
@@ -189,7 +205,7 @@ def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, 
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
         tiles = span_of(head, lists, begin, stop, S)
-        attend(program, head, tiles, inputs, parts, tokens_in(used, head), S, chosen, spans, room)
+        attend(program, head, tiles, inputs, parts, used, S, chosen, spans, room)
 
 
 @triton.jit(do_not_specialize=["heads"])
@@ -197,11 +213,11 @@ def _read_again(inputs, parts, found, terms, heads, S: tl.constexpr, EARLY: tl.c
     """One share of all tokens of heads with a row that is not within what was allowed."""
     follow(EARLY)
     program = tl.program_id(0)
-    lists = shares(tiles_again(found.within, terms.used.tokens, heads, S), S)
+    lists = shares(tiles_again(found.within, terms.used, heads, S), S)
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
         tiles = span_of(head, lists, begin, stop, S)
-        attend(program, head, tiles, inputs, parts, tl.load(terms.used.tokens + head), S)
+        attend(program, head, tiles, inputs, parts, terms.used, S)
 
 
 @triton.jit(do_not_specialize=["heads"])
@@ -209,7 +225,7 @@ def _merged_again(parts, given, found, unread, terms, heads, S: tl.constexpr, EA
     """The answer to a row of a head that was read again, from what all programs found of it."""
     follow(EARLY)
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    slots = slots_of(row // S.R, shares(tiles_again(found.within, terms.used.tokens, heads, S), S), S)
+    slots = slots_of(row // S.R, shares(tiles_again(found.within, terms.used, heads, S), S), S)
     if slots[1] > slots[0]:
         tl.store(found.report + 4 * rows + row, 1.0)
         merge(row, rows, slots, parts, given, found, unread, S)
@@ -231,7 +247,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used
         spans,
         room,
         S=shape,
-        num_warps=_WARPS,
+        num_warps=warps_of(shape.R),
         num_stages=stages,
         **chained(q.device),
     )
@@ -239,17 +255,24 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used
 
 
 def read_again(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, most: Float32[Tensor, "b g"], scale: float, found: Decoded
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+    sinks: Sinks | None = None,
 ) -> None:
     """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
 
     `within` stays as it was: it tells what the answers were that had to be replaced.
     """
-    given = BoundInputs(q, most, most, rounding_of(q, v, scale))
+    given = BoundInputs(q, most, most, rounding_of(q, v, scale), sinks)
     found = found._replace(within=found.within.view(torch.int8))
     shape, parts, heads = list_shape(q, v), blank_parts(q, v), most.numel()
     inputs = _Inputs.of(q, k, v, scale), parts, found, terms, heads
-    _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=_WARPS, num_stages=3, **chained(q.device))
+    _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=warps_of(shape.R), num_stages=3, **chained(q.device))
     # One program for each row: all rows of a head in turn took several times as long as reading it.
     shape, outputs = merging_shape(shape), (parts, given, found, Unread(), terms, heads)
     _merged_again[(q.shape[0] * q.shape[1],)](*outputs, S=shape, num_warps=MERGING_WARPS, **chained(q.device))

@@ -14,14 +14,18 @@ import triton.language as tl
 from jaxtyping import Int32
 from torch import Tensor
 
+from avow.numerics.sketch import GROUP
+
+_GROUP = tl.constexpr(GROUP)
 # Places in a state: exact steps after the sketch saved nothing the last time, those left of them, tokens below which a
 # head is read in full, programs that are done, and whether the sketch is used whatever it saves.
 PAUSE, LEFT, SHORTEST, ARRIVED, ALWAYS = range(5)
 _PAUSE, _LEFT, _SHORTEST, _ARRIVED, _ALWAYS = (tl.constexpr(x) for x in (PAUSE, LEFT, SHORTEST, ARRIVED, ALWAYS))
 LONGEST = 64
 _LONGEST = tl.constexpr(LONGEST)
-# If more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
-WORTHWHILE = 0.6
+# If more than this share of the tokens has to be read, the look at the sketch costs more than it saves; less for each
+# row beyond some, of which every token gets a byte that is written once and read twice.
+WORTHWHILE, _LESS, _ROWS = 0.6, 3 / 512, 8
 
 
 class Used(NamedTuple):
@@ -29,6 +33,12 @@ class Used(NamedTuple):
 
     tokens: Int32[Tensor, "bg"]
     state: Int32[Tensor, "5"]
+    queries: int | None = None
+    """How many of the last tokens ask, if not one alone: their rows stand side by side, and see the tokens up to each
+    one's own.
+    """
+    window: int | None = None
+    """How many tokens a row sees, its own the last, if not all."""
 
 
 def blank_state(device: torch.device, shortest: int = 0, always: bool = False) -> Int32[Tensor, "5"]:
@@ -36,12 +46,36 @@ def blank_state(device: torch.device, shortest: int = 0, always: bool = False) -
     return torch.tensor([0, 0, shortest, 0, always], dtype=torch.int32, device=device)
 
 
+def worthwhile(rows: int) -> float:
+    """Which share of the tokens may have to be read for the sketch to pay with so many rows to a key head."""
+    return WORTHWHILE - _LESS * max(0, rows - _ROWS)
+
+
 @triton.jit
-def tokens_in(used, head):
-    """How many tokens of a head a step chooses among: none if it reads them all."""
-    s = tl.load(used.tokens + head)
+def first_seen(s, used):
+    """The first token of the first group that some row of s tokens sees."""
+    first = s * 0
+    if used.window is not None:
+        first = s - used.window
+        if used.queries is not None:
+            first = first - (used.queries - 1)
+        first = tl.maximum(first, 0) // _GROUP * _GROUP
+    return first
+
+
+@triton.jit
+def read_in_order(s, used):
+    """Whether a step reads all tokens that are seen of s: while the sketch pauses, and where they are few."""
     paused = (tl.load(used.state + _LEFT) > 0) & (tl.load(used.state + _ALWAYS) == 0)
-    return tl.where(paused | (s < tl.load(used.state + _SHORTEST)), 0, s)
+    return paused | (s - first_seen(s, used) < tl.load(used.state + _SHORTEST))
+
+
+@triton.jit
+def groups_in(used, head):
+    """From which group to which a step chooses among the tokens of a head: none if it reads all that are seen."""
+    s = tl.load(used.tokens + head)
+    first = first_seen(s, used) // _GROUP
+    return first, tl.where(read_in_order(s, used), first, s // _GROUP)
 
 
 @triton.jit
@@ -51,7 +85,7 @@ def settle(used, found, heads, worthwhile, S: tl.constexpr):
     s = tl.load(used.tokens + head, mask=head < heads, other=0)
     pause, left = tl.load(state + _PAUSE), tl.load(state + _LEFT)
     paused = (left > 0) & (tl.load(state + _ALWAYS) == 0)
-    s = tl.where(paused | (s < tl.load(state + _SHORTEST)), 0, s)
+    s = tl.where(read_in_order(s, used), 0, s - first_seen(s, used))
     there = (head < heads)[:, None] & (row < S.R)[None, :]
     well = tl.min(tl.load(found.within + head[:, None] * S.R + row[None, :], mask=there, other=1), 1)
     # A head with a row that is not within what was allowed is read in full besides.

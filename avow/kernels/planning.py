@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-from avow.kernels.pausing import tokens_in
+from avow.kernels.pausing import groups_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, LIMIT, StepShape
@@ -70,13 +70,13 @@ def counting(terms, masses, room, S: tl.constexpr, EARLY: tl.constexpr = False):
     follow(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // S.R, row % S.R
-    c = tokens_in(terms.used, head) // _GROUP
-    stride = stride_in(c, S.ENOUGH)
-    share = tl.cdiv(c, blocks_in(c, stride, S.BLOCK))
+    start, c = groups_in(terms.used, head)
+    stride = stride_in(c - start, S.ENOUGH)
+    share = tl.cdiv(c - start, blocks_in(c - start, stride, S.BLOCK))
     highest = tl.load(terms.widest + row)
     number = block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
     # Not always the same of them, since texts repeat themselves.
-    group = number * stride + number * 5 % stride
+    group = start + number * stride + number * 5 % stride
     inside = group < c
     below = highest - tl.load(terms.top + (head * room + group) * S.R + sibling, mask=inside, other=0)
     place = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
@@ -89,8 +89,8 @@ def counting(terms, masses, room, S: tl.constexpr, EARLY: tl.constexpr = False):
     found = tl.histogram(tl.reshape(which, (S.BLOCK,)), _BINS) - tl.where(bins == _BINS - 1, beyond, 0)
     tl.atomic_add(terms.counts + row * _BINS + bins, found, sem="relaxed")
     expected = filled(0.0, _MASSES)
-    end = tl.minimum(block * share + share, c)
-    for first in range(block * share, end, _MASSES):
+    end = tl.minimum(start + block * share + share, c)
+    for first in range(start + block * share, end, _MASSES):
         each = first + tl.arange(0, _MASSES)
         at = (head * room + each) * S.R + sibling
         weight = tl.load(terms.mass + at, mask=each < end, other=0.0)
@@ -143,7 +143,8 @@ def _planned(terms, masses, most, rims, goal, logs, room, S: tl.constexpr, EARLY
     highest = tl.load(terms.widest + row)
     counting(terms, masses, room, S)
     blocks = tl.num_programs(1)
-    stride = stride_in(tokens_in(terms.used, row // S.R) // _GROUP, S.ENOUGH)
+    first, c = groups_in(terms.used, row // S.R)
+    stride = stride_in(c - first, S.ENOUGH)
     # All threads have written before one of them says so.
     tl.debug_barrier()
     before = tl.atomic_add(terms.arrived + row, 1, sem="acq_rel")

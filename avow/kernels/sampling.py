@@ -22,7 +22,7 @@ from avow.kernels import choice
 from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_to_list
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import StepShape
+from avow.kernels.step_constants import StepShape, turn_of
 from avow.kernels.tile_ops import chained, follow, interpreted
 from avow.numerics.sketch import GROUP
 
@@ -86,29 +86,32 @@ def _rarer(short, down, rare, FAST: tl.constexpr):
 
 
 @triton.jit
-def _block(block, own, listed, count, keys, c, s, room, WHOLE: tl.constexpr, S: tl.constexpr):
+def _block(block, own, listed, count, keys, start, c, s, room, WHOLE: tl.constexpr, S: tl.constexpr):
     """Lists what is drawn from a block of tokens, with `WHOLE` one in which all have a sketch; how long the list is."""
     R: tl.constexpr = S.R
+    TURN: tl.constexpr = S.TURN
     offset, top, rims = own
     token = tl.arange(0, _GROUP)
-    group = block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
+    group = start + block * (S.BLOCK // _GROUP) + tl.arange(0, S.BLOCK // _GROUP)
     place = group[:, None] * _GROUP + token[None, :]
     # By how many steps a token is below the rim that it is nearest to; what has no sketch is always read.
     rare = tl.full((S.BLOCK // _GROUP, _GROUP), _RAREST, tl.float16)
     if not WHOLE:
         rare = tl.where((group < c)[:, None], rare, tl.zeros_like(rare))
-    for sibling in tl.static_range(R):
-        # A whole number of steps, but where everything is read: then it is far below all terms.
-        rim = (tl.load(rims + sibling * 2) * 8).to(tl.int32)
-        at = offset + sibling * room * _GROUP + place
-        if WHOLE:
-            peak = tl.load(top + group * R + sibling)
-            short = tl.load(at)
-        else:
-            peak = tl.load(top + group * R + sibling, mask=group < c, other=0)
-            short = tl.load(at, mask=(group < c)[:, None], other=0)
-        down = tl.minimum(tl.maximum(rim - peak, -_FAR), _FAR).to(tl.float16)
-        rare = _rarer(short, down[:, None] + tl.zeros_like(rare), rare, S.FAST)
+    for turn in range(0, R, TURN):
+        for nth in tl.static_range(TURN):
+            sibling = turn + nth
+            # A whole number of steps, but where everything is read: then it is far below all terms.
+            rim = (tl.load(rims + sibling * 2) * 8).to(tl.int32)
+            at = offset + sibling * room * _GROUP + place
+            if WHOLE:
+                peak = tl.load(top + group * R + sibling)
+                short = tl.load(at)
+            else:
+                peak = tl.load(top + group * R + sibling, mask=group < c, other=0)
+                short = tl.load(at, mask=(group < c)[:, None], other=0)
+            down = tl.minimum(tl.maximum(rim - peak, -_FAR), _FAR).to(tl.float16)
+            rare = _rarer(short, down[:, None] + tl.zeros_like(rare), rare, S.FAST)
     # Whole numbers above 1,024 are the lowest bits of a float16.
     rare = (tl.maximum(rare, tl.zeros_like(rare)) + 1024).to(tl.float16)
     rare = rare.to(tl.int16, bitcast=True).to(tl.int32) & 1023
@@ -129,20 +132,20 @@ def _drawn(terms, chosen, room, spans, span, S: tl.constexpr, EARLY: tl.constexp
     """Lists which tokens of some blocks, at most `span`, are drawn, and by which odds."""
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
+    start, s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
     if whole:
         return
-    c = s // _GROUP
+    start, c = start // _GROUP, s // _GROUP
     keys = _keys(chosen.draws.seed, head)
     count = 0
     offset, top = terms.offset + head * S.R * room * _GROUP, terms.top + head * room * S.R
     own = offset, top, chosen.draws.rims + head * S.R * 2
     listed = chosen.listed + (head * spans + part) * span * S.BLOCK
-    sketched = tl.minimum(tl.maximum(c * _GROUP // S.BLOCK, begin), end)
+    sketched = tl.minimum(tl.maximum((c - start) * _GROUP // S.BLOCK, begin), end)
     for block in range(begin, sketched):
-        count = _block(block, own, listed, count, keys, c, s, room, True, S)
+        count = _block(block, own, listed, count, keys, start, c, s, room, True, S)
     for block in range(sketched, end):
-        count = _block(block, own, listed, count, keys, c, s, room, False, S)
+        count = _block(block, own, listed, count, keys, start, c, s, room, False, S)
     tl.store(chosen.found + head * spans + part, count)
 
 
@@ -151,7 +154,7 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
     heads, room, r = terms.top.shape
     spans, span = choice.spans_of(heads, capacity)
     chosen = choice.blank_lists(terms, spans, span, Draws(rims, terms.nu, terms.lengths, logs, seed))
-    shape = StepShape(r, BLOCK=choice.BLOCK, FAST=not interpreted())
+    shape = StepShape(r, TURN=turn_of(r), BLOCK=choice.BLOCK, FAST=not interpreted())
     inputs = terms, chosen, room, spans, span
-    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.REGISTERS, **chained(rims.device))
+    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.registers(r), **chained(rims.device))
     return chosen

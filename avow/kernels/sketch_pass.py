@@ -21,12 +21,12 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.pausing import Used, tokens_in
-from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared, StepShape
+from avow.kernels.pausing import Used, groups_in
+from avow.kernels.step_constants import CONSTANTS, FEWEST, LIMIT, LOWEST_TERM, Prepared, StepShape, tile_of
 from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, follow, interpreted, log2_near
 from avow.numerics.sketch import GROUP, Sketch
 
-_GROUP, _SIBLINGS = tl.constexpr(GROUP), tl.constexpr(SIBLINGS)
+_GROUP, _FEWEST = tl.constexpr(GROUP), tl.constexpr(FEWEST)
 # Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.
 _LIFT = tl.constexpr(2.0**12)
 # Covers what log2 and its sums round, in steps, and the half that makes the nearest whole number one above.
@@ -37,8 +37,8 @@ _WHOLE, _BARE = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
 # What a token is expected to weigh is taken this share of its interval below the middle: where few tokens make up the
 # whole mass, a guess too high would have too little read. Errors of products spread about an eighth of their bound.
 _DOUBT = tl.constexpr(0.25)
-# Programs that an H200 runs at once: one warp each, eight to a processor.
-_AT_ONCE = 132 * 8
+# Warps that an H200 runs at once, eight to a processor; programs of few rows have one each, others one to so many rows.
+_AT_ONCE, _ROWS_OF_WARP = 132 * 8, 16
 
 
 class Terms(NamedTuple):
@@ -110,12 +110,12 @@ def _bounded(q, sketch, known, terms, room, S: tl.constexpr, EARLY: tl.constexpr
     """
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tokens_in(terms.used, head) // _GROUP
-    RP: tl.constexpr = _SIBLINGS
+    first, c = groups_in(terms.used, head)
+    RP: tl.constexpr = S.RP
     W: tl.constexpr = S.D // 2
     column, byte, token = tl.arange(0, RP), tl.arange(0, S.WP), tl.arange(0, _GROUP)
     # Two groups at once: the columns of a tile are query heads of the first, then of the second.
-    TWO: tl.constexpr = 2 * S.R <= RP
+    TWO: tl.constexpr = 2 * S.R <= _FEWEST
     STRIDE: tl.constexpr = 2 if TWO else 1
     STAGES: tl.constexpr = 3 if TWO else 4
     row, second = column % (RP // STRIDE), column // (RP // STRIDE)
@@ -134,7 +134,7 @@ def _bounded(q, sketch, known, terms, room, S: tl.constexpr, EARLY: tl.constexpr
     scale, radius = at_head(sketch.scale, head), at_head(sketch.radius, head)
     lengths, reach = at_head(sketch.lengths, head), at_head(sketch.reach, head)
     # Said here, the number of stages holds for every load; said at the launch, for those of products alone.
-    for group in tl.range(part * STRIDE, c, tl.num_programs(1) * STRIDE, num_stages=STAGES):
+    for group in tl.range(first + part * STRIDE, c, tl.num_programs(1) * STRIDE, num_stages=STAGES):
         # Behind the last group comes the last group again: what is written twice is the same.
         after = tl.minimum(group + 1, c - 1)
         mine = tl.where(second == 0, group, after)  # (RP,)
@@ -213,7 +213,8 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: U
         codes.lengths.base,
         used,
     )
-    programs = min(triton.cdiv(room, 2 if 2 * r <= SIBLINGS else 1), triton.cdiv(_AT_ONCE, heads))
-    shape = StepShape(r, D=d, WP=padded(d // 2), FAST=not interpreted())
-    _bounded[(heads, max(1, programs))](q, codes, known, terms, room, S=shape, num_warps=1, **chained(q.device))
+    shape = StepShape(r, tile_of(r), D=d, WP=padded(d // 2), FAST=not interpreted())
+    warps = max(1, shape.RP // _ROWS_OF_WARP)
+    programs = min(triton.cdiv(room, 2 if 2 * r <= FEWEST else 1), triton.cdiv(_AT_ONCE // warps, heads))
+    _bounded[(heads, max(1, programs))](q, codes, known, terms, room, S=shape, num_warps=warps, **chained(q.device))
     return terms

@@ -20,14 +20,14 @@ from torch import Tensor
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.kernels import planning
 from avow.kernels.choice import PLACES, Chosen, marked
-from avow.kernels.finalize import Decoded, merged
+from avow.kernels.finalize import Decoded, Sinks, merged
 from avow.kernels.gather_attention import attended, read_again
 from avow.kernels.pausing import Used, blank_state
 from avow.kernels.planning import Counted, counted, planned
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sampling import drawn
 from avow.kernels.sketch_pass import Terms, bounded
-from avow.kernels.step_constants import SIBLINGS, Prepared, prepared
+from avow.kernels.step_constants import ROWS, Prepared, prepared
 from avow.kernels.work_partition import Parts
 from avow.numerics.norms import slack
 from avow.numerics.sketch import Sketch
@@ -92,8 +92,12 @@ def decode(
     stages: Stages = KERNELS,
     used: Used | None = None,
     report: Float32[Tensor, "5 b h"] | None = None,
+    sinks: Float32[Tensor, "heads"] | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
+
+    Several queries of a head, `used.queries` of them, are as many rows side by side in h, each of which sees the tokens
+    up to its own; with `used.window` no older ones than that many. `sinks` are logits of query heads without a value.
 
     `sketch` is that of the first whole groups of k, `lengths` are those of v; tokens without a sketch are always read.
     `used`, on the device, says how many tokens each key head has, the others of k and v being room for tokens to come,
@@ -115,6 +119,8 @@ def decode(
     most, s = lengths.most, k.shape[2]
     if used is None:
         used = Used(most.new_full((most.numel(),), s, dtype=torch.int32), blank_state(q.device))
+    queries = used.queries or 1
+    own = None if sinks is None else Sinks(sinks, q.shape[1] // queries, queries)
     known = stages.prepared(q, sketch, most, hint, scale, used, planning.shortest(drop, limit, confidence))
     terms = stages.bounded(q, sketch, lengths.each, known, used)
     if seed is None:
@@ -125,17 +131,17 @@ def decode(
         chosen = stages.drawn(terms, rim, logs, seed, s)
     parts = stages.attended(q, k, v, chosen, scale, used)
     if limit is None:
-        return stages.merged(q, v, parts, terms, chosen, most, drop, scale)
-    found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit, report)
-    stages.read_again(q, k, v, terms, most, scale, found)
+        return stages.merged(q, v, parts, terms, chosen, most, drop, scale, sinks=own)
+    found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit, report, own)
+    stages.read_again(q, k, v, terms, most, scale, found, own)
     return found
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float, scale: float) -> None:
     (h, d), (g, s) = q.shape[1:], k.shape[1:3]
-    siblings = h // max(g, 1)
-    if h != siblings * g or not 1 <= siblings <= SIBLINGS:
-        rule = f"must be a multiple of the {g} key heads, by at most {SIBLINGS}"
+    rows = h // max(g, 1)
+    if h != rows * g or not 1 <= rows <= ROWS:
+        rule = f"must be a multiple of the {g} key heads, by at most {ROWS}"
         raise ShapeError("heads of q", h, rule, "repeat keys and values for some of the query heads")
     if d % 16 or not 16 <= d <= 256:
         raise ShapeError("dim of q", d, "must be a multiple of 16 up to 256", "fill up q and k with zeros")

@@ -12,25 +12,26 @@ from jaxtyping import Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.pausing import Used, tokens_in
+from avow.kernels.pausing import Used, groups_in
 from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, follow
 from avow.numerics.rounding import gamma, unit
-from avow.numerics.sketch import GROUP, Sketch
+from avow.numerics.sketch import Sketch
 
 # Terms are counted in eighths of an octave.
 STEPS = 8
 # The largest term there is, in steps: far below the 2^22 that the sketch pass can round.
 LIMIT = 2**21
 LOWEST_TERM = tl.constexpr(-LIMIT)
-# Query heads that share a key head, at most: the smallest tile of a tensor core.
-SIBLINGS = 8
+# Rows that share a key head, at most: its query heads times the queries of each. And in the smallest tile of a tensor
+# core, of which there are powers of two.
+ROWS, FEWEST = 64, 8
 # Bins of the histogram that is emptied here and filled later.
 BINS = 128
-_BINS, _GROUP = tl.constexpr(BINS), tl.constexpr(GROUP)
+_BINS = tl.constexpr(BINS)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 CONSTANTS = tl.constexpr(5)
-# Groups per program, and rows of a tile of queries.
-_MANY, _ROWS = tl.constexpr(64), tl.constexpr(SIBLINGS)
+# Groups per program.
+_MANY = tl.constexpr(64)
 
 
 class Prepared(NamedTuple):
@@ -63,8 +64,9 @@ def absolute_error(d: int) -> float:
 class StepShape(NamedTuple):
     """What a kernel of a step is compiled for; fields that it does not read stay at their defaults."""
 
-    R: int  # query heads to a key head, in tiles of RP
+    R: int  # rows to a key head, in tiles of RP, of which so many are looked at in turns as divide R
     RP: int = 1
+    TURN: int = 1
     D: int = 0  # width of queries and keys, in tiles of DP, and of codes, two to a byte, in tiles of WP
     DP: int = 0
     WP: int = 0
@@ -103,13 +105,13 @@ def _prepared(q, sketch, most, hint, out, numbers, used, room, S: tl.constexpr, 
     """Constants of each head, and the products of queries with the zeros of `_MANY` groups."""
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tokens_in(used, head) // _GROUP
-    if (part > 0) & (part * _MANY >= c):
+    first, c = groups_in(used, head)
+    if (part > 0) & ((part * _MANY >= c) | (part * _MANY + _MANY <= first)):
         return
     # The numbers of bfloat16 that a query's digits fill.
     TWO: tl.constexpr = q.dtype.element_ty == tl.float16
     PARTS: tl.constexpr = 1 if q.dtype.element_ty == tl.bfloat16 else (2 if TWO else 3)
-    row, channel = tl.arange(0, _ROWS), tl.arange(0, S.DP)
+    row, channel = tl.arange(0, S.RP), tl.arange(0, S.DP)
     there = (row < S.R)[:, None] & (channel < S.D)[None, :]
     x = tl.load(q + (head * S.R + row)[:, None] * S.D + channel[None, :], mask=there, other=0.0).to(tl.float32)
     # A power of two at most the largest entry, and its inverse, by their exponents.
@@ -142,7 +144,7 @@ def _prepared(q, sketch, most, hint, out, numbers, used, room, S: tl.constexpr, 
         # Sums of at most 256 squares, their root and these products round by less than 2^-13.
         spread = tl.sqrt(tl.sum(square * weight[None, :], 1)) * (1 + 2.0**-13) + 2.0**-60
         length = tl.sqrt(tl.sum(square, 1)) * (1 + 2.0**-13) + 2.0**-60
-        own = out.table + (head * _ROWS + row) * CONSTANTS
+        own = out.table + (head * S.RP + row) * CONSTANTS
         tl.store(own, inverse)
         tl.store(own + 1, grown)
         tl.store(own + 2, spread * grown * (1 + 2.0**-18))
@@ -157,11 +159,21 @@ def _prepared(q, sketch, most, hint, out, numbers, used, room, S: tl.constexpr, 
         # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
         wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
         tl.store(out.nu + head, tl.where(wide > 0, wide, 1.0))
-        tl.store(out.widest + head * S.R + row, tl.full((_ROWS,), LOWEST_TERM, tl.int32), mask=row < S.R)
-        tl.store(out.arrived + head * S.R + row, tl.zeros((_ROWS,), tl.int32), mask=row < S.R)
+        tl.store(out.widest + head * S.R + row, tl.full((S.RP,), LOWEST_TERM, tl.int32), mask=row < S.R)
+        tl.store(out.arrived + head * S.R + row, tl.full((S.RP,), 0, tl.int32), mask=row < S.R)
         bins = tl.arange(0, _BINS)
-        blank = tl.zeros((_ROWS, _BINS), tl.int32)
+        blank = tl.full((S.RP, _BINS), 0, tl.int32)
         tl.store(out.counts + (head * S.R + row)[:, None] * _BINS + bins[None, :], blank, mask=(row < S.R)[:, None])
+
+
+def tile_of(rows: int) -> int:
+    """The tile of a tensor core that so many rows fit in."""
+    return max(FEWEST, triton.next_power_of_2(rows))
+
+
+def turn_of(rows: int) -> int:
+    """How many rows to look at in a turn, so that turns are equal: loops over all of them would be long."""
+    return max(many for many in range(1, FEWEST + 1) if rows % many == 0)
 
 
 def prepared(
@@ -179,9 +191,10 @@ def prepared(
     """
     b, h, d = q.shape
     room, heads = sketch.codes.shape[2], b * most.shape[1]
+    shape = StepShape(b * h // heads, tile_of(b * h // heads), D=d, DP=padded(d))
     out = Prepared(
         q.new_empty(heads, room, b * h // heads, dtype=torch.float32),
-        q.new_empty(heads, SIBLINGS, CONSTANTS.value, dtype=torch.float32),
+        q.new_empty(heads, shape.RP, CONSTANTS.value, dtype=torch.float32),
         q.new_empty(heads, dtype=torch.float32),
         q.new_empty(b * h, dtype=torch.int32),
         q.new_empty(b * h, BINS, dtype=torch.int32),
@@ -189,7 +202,6 @@ def prepared(
     )
     zeros = _Zeros(by_head(sketch.zero, "sketch.zero"), sketch.metric.contiguous(), sketch.size.contiguous())
     numbers = _Numbers(scale * math.log2(math.e) * STEPS, relative_error(d), absolute_error(d), least)
-    shape = StepShape(b * h // heads, D=d, DP=padded(d))
     _prepared[(heads, max(1, triton.cdiv(room, _MANY.value)))](
         q, zeros, most, hint, out, numbers, used, room, S=shape, num_warps=4, **chained(q.device)
     )

@@ -15,11 +15,12 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
+from avow.kernels.pausing import first_seen
 from avow.kernels.step_constants import StepShape
 from avow.kernels.tile_ops import interpreted
 
-# Tokens of a tile, and programs that an H200 runs at once.
-TILE, _PROGRAMS = 16, 132 * 7
+# Tokens of a tile, rows of the smallest tile of queries, and warps that an H200 runs at once: one to so many rows.
+TILE, FEWEST_ROWS, _WARPS = 16, 16, 132 * 7
 _TILE = tl.constexpr(TILE)
 
 
@@ -53,16 +54,13 @@ def tiles_listed(found, heads, spans, S: tl.constexpr):
 
 
 @triton.jit
-def tiles_again(within, tokens, heads, S: tl.constexpr):
+def tiles_again(within, used, heads, S: tl.constexpr):
     """The same where heads with a row that is not within what was allowed list all tokens, and the others none."""
-    R: tl.constexpr = S.R
-    head = tl.arange(0, S.HEADS)
-    s = tl.load(tokens + head, mask=head < heads, other=0)
-    counts = tl.full((S.HEADS,), 0, tl.int32)
-    for sibling in tl.static_range(R):
-        well = tl.load(within + head * R + sibling, mask=head < heads, other=1)
-        counts = tl.where(well == 0, tl.cdiv(s, _TILE), counts)
-    return counts
+    head, row = tl.arange(0, S.HEADS), tl.arange(0, S.RP)
+    s = tl.load(used.tokens + head, mask=head < heads, other=0)
+    there = (head < heads)[:, None] & (row < S.R)[None, :]
+    well = tl.min(tl.load(within + head[:, None] * S.R + row[None, :], mask=there, other=1), 1)
+    return tl.where(well == 0, tl.cdiv(s - first_seen(s, used), _TILE), 0)
 
 
 @triton.jit
@@ -109,9 +107,14 @@ def slots_of(head, lists, S: tl.constexpr):
     return first, tl.where(after > before, (after - 1) // share + head + 1, first), share
 
 
-def programs(heads: int, capacity: int) -> int:
+def warps_of(rows: int) -> int:
+    """How many warps share a tile. One waits for no other, and several of them to a processor keep its memory busy."""
+    return max(1, triton.next_power_of_2(rows) // FEWEST_ROWS)
+
+
+def programs(heads: int, capacity: int, rows: int = 1) -> int:
     """Over how many programs all lists are spread, fixed by the shape."""
-    return min(_PROGRAMS, heads * triton.cdiv(capacity, TILE))
+    return min(_WARPS // warps_of(rows), heads * triton.cdiv(capacity, TILE))
 
 
 def list_shape(q: Tensor, v: Tensor, spans: int = 1) -> StepShape:
@@ -126,7 +129,7 @@ def list_shape(q: Tensor, v: Tensor, spans: int = 1) -> StepShape:
         EP=padded(e),
         HEADS=triton.next_power_of_2(b * g),
         SPANS=triton.next_power_of_2(spans),
-        PROGRAMS=programs(b * g, s),
+        PROGRAMS=programs(b * g, s, h // g),
         LARGEST=torch.finfo(q.dtype).max,
         FAST=not interpreted(),
     )
@@ -135,7 +138,7 @@ def list_shape(q: Tensor, v: Tensor, spans: int = 1) -> StepShape:
 def blank_parts(q: Tensor, v: Tensor, drawn: bool = False) -> Parts:
     """Room for what all programs find."""
     (b, h, _), (g, s, e) = q.shape, v.shape[1:]
-    slots, r = programs(b * g, s) + b * g, h // g
+    slots, r = programs(b * g, s, h // g) + b * g, h // g
     shapes: list[tuple[int, ...]] = [(slots, r), (slots, r), (slots, r, e), (slots,)]
     shapes += [(slots, r)] * (2 * drawn)
     return Parts(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))

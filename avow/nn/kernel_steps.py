@@ -1,4 +1,4 @@
-"""Single decoding steps of a cache by kernels on a GPU, none of which waits for the last.
+"""Decoding steps of a cache by kernels on a GPU, none of which waits for the last.
 
 The answer is right when it is handed out: if a bound would exceed the tolerance, the kernels themselves read all
 tokens. How many tokens there are, whether looking at the sketch pays and the seed of draws are on the device, so a step
@@ -27,8 +27,9 @@ from avow.numerics.sketch import Sketch
 if TYPE_CHECKING:
     from avow.kernels.append_tokens import TokenStore
 
-# What kernels can multiply, how many query heads may share a key head, and of how many tokens they can draw.
-_TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
+# What kernels can multiply, how many rows may share a key head (its query heads times the queries of each), how wide
+# heads may be, and of how many tokens they can draw.
+_TYPES, _ROWS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 64, 256
 _DRAWABLE = 2**24
 # Of a tolerance these shares are aimed at by what is not read, and by draws; the rest is for rounding, and for guesses
 # that were off.
@@ -52,6 +53,8 @@ class Tokens(NamedTuple):
     norms: Float32[Tensor, "b g capacity"]
     sketch: Sketch
     store: TokenStore
+    window: int | None
+    """How many tokens a query sees, if not all."""
 
 
 class Asked(NamedTuple):
@@ -122,8 +125,8 @@ class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
     _states: dict[bool, Int32[Tensor, "5"]] = field(default_factory=dict, repr=False)
-    _reports: dict[tuple[int, int], Float32[Tensor, "5 b h"]] = field(default_factory=dict, repr=False)
-    """By batch and heads of the queries; kept, since a graph that somebody captured writes to them."""
+    _reports: dict[tuple[int, ...], Float32[Tensor, "5 b h"]] = field(default_factory=dict, repr=False)
+    """By batch, heads and number of the queries; kept, since a graph that somebody captured writes to them."""
     _seed: Tensor | None = field(default=None, repr=False)
     _notice: _Notice | None = field(default=None, repr=False)
     _graphs: dict[Any, Replayed] = field(default_factory=dict, repr=False)
@@ -148,8 +151,7 @@ class KernelSteps:
         (h, n), s, kind = problem.q.shape[1:3], problem.k.shape[2], problem.q.dtype
         siblings = h // problem.k.shape[1]
         reasons = {
-            "there are several queries to a head": n != 1,
-            f"{siblings} query heads share a key head": siblings > _SIBLINGS,
+            f"{siblings} query heads of {n} queries share a key head": siblings * n > _ROWS,
             "the scale is not above 0": not problem.scale > 0,
             f"the kernels sample at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
             "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
@@ -175,26 +177,32 @@ class KernelSteps:
     @torch.inference_mode(False)  # what it keeps is written to outside of that mode, too
     @torch.no_grad()
     def step(
-        self, q: Float[Tensor, "b h 1 d"], tokens: Tokens, asked: Asked, generator: torch.Generator | None = None
+        self,
+        q: Float[Tensor, "b h n d"],
+        tokens: Tokens,
+        asked: Asked,
+        generator: torch.Generator | None = None,
+        sinks: Float[Tensor, "h"] | None = None,
     ) -> tuple[Tensor, Certificate]:
-        """The answer to one query of each head, with its certificate."""
-        b, h, _, d = q.shape
-        if (b, h) not in self._reports:
+        """The answers to the last queries of each head, with their certificate."""
+        b, h, n, _ = q.shape
+        if (b, h, n) not in self._reports:
             from avow.kernels.finalize import blank_report
 
-            self._reports[b, h] = blank_report(b, h, q.device)
-        own = self._reports[b, h]
+            self._reports[b, h, n] = blank_report(b, h * n, q.device)
+        own = self._reports[b, h, n]
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
-        rows = q.detach().resolve_neg().reshape(b, h, d)
+        rows = q.detach().resolve_neg().contiguous()
         if not q.is_cuda or capturing or generator is not None:
-            out = self._decode(rows, tokens, asked, seed)
+            out = self._decode(rows, tokens, asked, seed, sinks)
         else:
-            key = rows.shape, asked
+            # What a graph reads stays where it was: sinks are known by their place.
+            key = rows.shape, asked, None if sinks is None else (sinks.data_ptr(), sinks.dtype)
             if key not in self._graphs:
                 if len(self._graphs) >= _GRAPHS:
                     self._graphs.clear()
-                self._graphs[key] = Replayed(lambda x: self._decode(x, tokens, asked, seed))
+                self._graphs[key] = Replayed(lambda x: self._decode(x, tokens, asked, seed, sinks))
             out = self._graphs[key](rows).clone()
         report = own if capturing else own.clone()
         if not capturing and self._notice is None and self._steps >= self._next_notice:
@@ -202,21 +210,21 @@ class KernelSteps:
             self._next_notice = self._steps + min(self._steps, _NOTICE)
         self._steps += 1
         certificate = _certificate(report, out.dtype, tokens, asked, q, capturing)
-        return out.unsqueeze(-2), certificate
+        return out, certificate
 
-    def _decode(self, q: Tensor, tokens: Tokens, asked: Asked, seed: Tensor | None) -> Tensor:
+    def _decode(self, q: Tensor, tokens: Tokens, asked: Asked, seed: Tensor | None, sinks: Tensor | None) -> Tensor:
         from avow.kernels.pausing import Used, blank_state
         from avow.kernels.sparse_decode import Lengths, decode
 
         if asked.always not in self._states:
             shortest = 0 if asked.always else SHORTEST
             self._states[asked.always] = blank_state(q.device, shortest, asked.always)
-        store = tokens.store
+        store, (b, h, n, d) = tokens.store, q.shape
         lengths = Lengths(tokens.norms, store.most.view(tokens.norms.shape[:2]))
         # What draws are aimed at follows from the limit, which single precision may round up.
         drop, limit = asked.drop, asked.tol * (1 - 2.0**-20)
-        return decode(
-            q,
+        found = decode(
+            q.view(b, h * n, d),
             tokens.k,
             tokens.v,
             tokens.sketch,
@@ -227,9 +235,11 @@ class KernelSteps:
             limit,
             asked.confidence,
             seed,
-            used=Used(store.used, self._states[asked.always]),
-            report=self._reports[q.shape[0], q.shape[1]],
-        ).out
+            used=Used(store.used, self._states[asked.always], None if n == 1 else n, tokens.window),
+            report=self._reports[b, h, n],
+            sinks=None if sinks is None else sinks.detach().float(),
+        )
+        return found.out.view(b, h, n, -1)
 
     def _sent(self, report: Tensor, tol: float) -> _Notice:
         """Bounds under way: a copy to memory that a GPU writes while the host goes on."""
@@ -278,10 +288,10 @@ def _certificate(
     report: Float32[Tensor, "5 b h"], dtype: torch.dtype, tokens: Tokens, asked: Asked, q: Tensor, follows: bool
 ) -> Certificate:
     """What a report says, told when somebody looks: the first look waits for the step to be done."""
-    chance, (b, h, _, d), (g, _, e) = 1 - asked.confidence, q.shape, tokens.v.shape[1:]
+    chance, (b, h, n, d), (g, _, e) = 1 - asked.confidence, q.shape, tokens.v.shape[1:]
 
     def fields() -> dict[str, Any]:
-        rows, lengths, most, _, share = (x.double().unsqueeze(-1) for x in report)
+        rows, lengths, most, _, share = (x.double().view(b, h, n) for x in report)
         # Answers were measured in float32, to 2^-13, and then rounded to their type.
         floors = (lengths * (1 - 2.0**-11 - unit(dtype)) - e**0.5 * tiny(dtype)).clamp(min=0.0)
         # The longest value is at least `most`, and hardly longer.
@@ -304,7 +314,7 @@ def _certificate(
             "rounding": True,
             "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
             "reason": parted if read < 1 else "all tokens were read: the sketch saved nothing",
-            "cost": method.cost(Sizes(b, h, g, 1, int(tokens.store.used.amax()), d, e, q.dtype)),
+            "cost": method.cost(Sizes(b, h, g, n, int(tokens.store.used.amax()), d, e, q.dtype)),
         }
 
     return LazyCertificate.of(fields, follows)

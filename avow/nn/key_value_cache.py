@@ -30,7 +30,15 @@ from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.decode.cpu import SHORTEST, CachedTokens, CpuSteps
 from avow.decode.cpu import unavailable as cpu_unavailable
-from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
+from avow.errors import (
+    AvowError,
+    DtypeError,
+    FileError,
+    NonFiniteError,
+    NotDifferentiable,
+    ParameterError,
+    ShapeError,
+)
 from avow.methods import named_form
 from avow.methods.sparse import Sparse
 from avow.nn import cache_file
@@ -53,6 +61,7 @@ class _Call(NamedTuple):
     requirement: Requirement
     generator: torch.Generator | None
     method: str
+    sinks: Tensor | None = None
 
 
 class KeyValueCache(TokenBuffers):
@@ -110,7 +119,7 @@ class KeyValueCache(TokenBuffers):
             codes, scale, zero, radius, reach = (self._buffers[name] for name in PARTS)
             sketch = Sketch(codes, scale, zero, radius, reach, metric, size, 4)
             keys, values, norms = (self._buffers[name] for name in ("keys", "values", "norms"))
-            self._room = Tokens(keys, values, norms, sketch, self._store)
+            self._room = Tokens(keys, values, norms, sketch, self._store, self.window)
         return self._room
 
     def attend(
@@ -122,27 +131,31 @@ class KeyValueCache(TokenBuffers):
         generator: torch.Generator | None = None,
         method: str | Method = "auto",
         rtol: float | None = None,
+        sinks: Float[Tensor, "h"] | None = None,
     ) -> Attended:
         """The answers to the queries of the last n tokens, and the certificate of the error they made.
 
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
         If reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
-        those that the sketch asks for, whatever that takes. Certificates of single queries are worked out when somebody
-        looks at them. On a GPU such queries are answered without waiting for the device, unless `rtol` is given; nan
-        among them or among the tokens, or logits so large that single precision cannot keep `tol`, then show in the
-        bound, and as an error from a later call.
+        those that the sketch asks for, whatever that takes. `sinks` are logits of the query heads that have no value:
+        they only enlarge the sum of weights. Certificates of single queries are worked out when somebody looks at them.
+        On a GPU queries are answered without waiting for the device (up to 64 that share a key head, unless `rtol` is
+        given); nan among them or among the tokens, or logits so large that single precision cannot keep `tol`, then
+        show in the bound, and as an error from a later call.
         """
         name, parameters = (method, {}) if isinstance(method, str) else named_form(method)
         if parameters:
             rule = "has parameters, which a cache sets by tol and bits"
             raise ParameterError("method", method, rule, f"use method={name!r}")
         arguments = (tol, confidence, scale, generator, name, rtol)
+        if sinks is not None:
+            _check_sinks(sinks, q, self.device)
         quick = self._quick if self._unfit else self._quick_by_kernel
-        return quick(q, arguments) or self._attend(q, arguments)
+        return quick(q, arguments, sinks) or self._attend(q, arguments, sinks)
 
     @torch.no_grad()
-    def _attend(self, q: Tensor, arguments: _Arguments) -> Attended:
+    def _attend(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
         """The answer after every check."""
         tol, confidence, scale, generator, method, rtol = arguments
         for name, value in (("tol", tol), ("rtol", rtol)):
@@ -160,7 +173,7 @@ class KeyValueCache(TokenBuffers):
         self._measure_written()
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
-            call = _Call(*self._problem(q, scale), requirement, generator, method)
+            call = _Call(*self._problem(q, scale), requirement, generator, method, sinks)
             # A generator cannot be copied, and the cache can.
             self._checked = arguments if generator is None else None
             return self._attend_within(call, requirement.tol) if rtol is None else self._attend_within_rtol(call)
@@ -174,6 +187,11 @@ class KeyValueCache(TokenBuffers):
                 unfit = self._found_ill() or self._steps.unfit(call.problem, aim, confidence)
                 if not unfit:
                     return self._by_kernel(call, aim)
+            if call.sinks is not None:
+                if call.method == "sparse":
+                    rule = f"has no sinks without kernels ({unfit})"
+                    raise ParameterError("method", repr(call.method), rule, "leave it out: the answer is exact then")
+                return self._from_all_tokens(call, f"sinks without kernels: {unfit}")
             answer = self._by_cpu_steps(call, aim) if self._unfit and self.device.type == "cpu" else unfit
             if not isinstance(answer, Attended) and call.method == "sparse":
                 call = self._with_norms(call)
@@ -205,16 +223,16 @@ class KeyValueCache(TokenBuffers):
             reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
-        return attend_exact(problem, call.requirement, reason)
+        return attend_exact(self._with_sinks(call).problem, call.requirement, reason)
 
     def _by_kernel(self, call: _Call, aim: float) -> Attended:
         """The answer by kernels, and what they were asked: the next call may be like this one."""
         asked = Asked(aim, call.requirement.confidence, call.problem.scale, call.method == "sparse")
         if self._checked is not None and call.requirement.rtol is None:
             self._asked_last = self._checked, call.problem.q.shape, asked
-        return Attended(*self._steps.step(call.problem.q, self._tokens, asked, call.generator))
+        return Attended(*self._steps.step(call.problem.q, self._tokens, asked, call.generator, call.sinks))
 
-    def _quick_by_kernel(self, q: Tensor, arguments: _Arguments) -> Attended | None:
+    def _quick_by_kernel(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended | None:
         """The answer if kernels gave the last one and nothing but the numbers changed since; else None."""
         last = self._asked_last
         if (
@@ -229,7 +247,7 @@ class KeyValueCache(TokenBuffers):
             or (not is_capturing(self.device) and self._steps.ill)
         ):
             return None
-        return Attended(*self._steps.step(q, self._tokens, last[2]))
+        return Attended(*self._steps.step(q, self._tokens, last[2], sinks=sinks))
 
     def _found_ill(self) -> str:
         """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""
@@ -238,7 +256,7 @@ class KeyValueCache(TokenBuffers):
         self._report_faults()
         return "the kernels proved less than the tolerance in the last step"
 
-    def _quick(self, q: Tensor, arguments: _Arguments) -> Attended | None:
+    def _quick(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended | None:
         """The answer on a CPU if the last call had the same arguments, which were checked then; else None.
 
         Decoding waits for this at every layer and token.
@@ -248,6 +266,7 @@ class KeyValueCache(TokenBuffers):
             self.device.type == "cpu"
             and arguments == self._checked
             and rtol is None
+            and sinks is None
             and self._position > 0
             and self.window is None
             and (self.bits is None or self._buffers["codes"].stride(-2) == 1)
@@ -354,6 +373,21 @@ class KeyValueCache(TokenBuffers):
         check_range(*norms.most, call.problem.scale)
         return call._replace(problem=call.problem.with_norms(norms))
 
+    def _with_sinks(self, call: _Call) -> _Call:
+        """The same call, where its sinks are one more token, whose key and value are zero, with a bias."""
+        if call.sinks is None:
+            return call
+        old, sinks = call.problem, call.sinks.detach().double()
+        if not bool((sinks < math.inf).all()):
+            raise NonFiniteError("sinks", "nan or +inf", "must be finite, or -inf", "use -inf for heads without one")
+        k, v = (torch.cat([torch.zeros_like(x[:, :, :1]), x], 2) for x in (old.k, old.v))
+        bias = sinks.new_zeros(1, old.q.shape[1], old.q.shape[2], k.shape[2])
+        if old.allowed is not None:
+            bias[..., 1:].masked_fill_(~old.allowed, -math.inf)
+        bias[..., 0] = sinks[:, None]
+        problem = Problem.of(old.q, k, v, mask=bias, scale=old.scale, enable_gqa=True)
+        return call._replace(problem=problem, sinks=None)
+
     def _lengths(self, call: _Call) -> Tensor:
         return self._buffers["norms"][:, :, call.first : call.first + call.problem.k.shape[-2]]
 
@@ -402,6 +436,8 @@ class KeyValueCache(TokenBuffers):
     def _from_all_tokens(self, call: _Call, reason: str) -> Attended:
         """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
+        if call.sinks is not None:
+            return attend_exact(self._with_sinks(call).problem, requirement, reason)
         if self.device.type == "cpu" and self.window is None and not problem.empty:
             answer = self._exact_reader.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
             if answer is not None:
@@ -444,3 +480,15 @@ class KeyValueCache(TokenBuffers):
             return answer
         out, certificate, self._bold = answer
         return Attended(out, certificate)
+
+
+def _check_sinks(sinks: Tensor, q: Tensor, device: torch.device) -> None:
+    """Raise if these are not sinks of the heads of these queries."""
+    check_tensor("sinks", sinks)
+    heads = q.shape[1] if isinstance(q, Tensor) and q.ndim == 4 else 0
+    if heads and sinks.shape != (heads,):
+        raise ShapeError("sinks.shape", tuple(sinks.shape), f"must be ({heads},)", "give one logit for each query head")
+    if not sinks.is_floating_point():
+        raise DtypeError("sinks.dtype", sinks.dtype, "must be a type of floats", "use sinks.float()")
+    if sinks.device != device:
+        raise DtypeError("sinks.device", sinks.device, f"must equal the cache's {device}", "move them first")

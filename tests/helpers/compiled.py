@@ -38,14 +38,21 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
     print(self.__name__)
 
 
-def decode(confidence: float = 1.0) -> None:
-    """One certified step, its last resort included."""
+def decode(confidence: float = 1.0, siblings: int = 4, queries: int = 1) -> None:
+    """One certified step, its last resort included; of several queries, with a window and sinks."""
+    from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sparse_decode import decode, value_lengths
     from avow.numerics.sketch import sketched
 
-    q, k, v = (torch.randn(shape).bfloat16() for shape in ((1, 8, 128), (1, 2, 200, 128), (1, 2, 200, 128)))
+    shapes = ((1, 2 * siblings * queries, 128), (1, 2, 200, 128), (1, 2, 200, 128))
+    q, k, v = (torch.randn(shape).bfloat16() for shape in shapes)
     seed = torch.tensor([1]) if confidence < 1 else None
-    decode(q, k, v, sketched(k), value_lengths(v), 1e-2, limit=1e-2, confidence=confidence, seed=seed)
+    used, sinks = None, None
+    if queries > 1:
+        tokens = torch.full((2,), 200, dtype=torch.int32)
+        used, sinks = Used(tokens, blank_state(tokens.device), queries, 100), torch.zeros(2 * siblings)
+    known = sketched(k), value_lengths(v)
+    decode(q, k, v, *known, 1e-2, limit=1e-2, confidence=confidence, seed=seed, used=used, sinks=sinks)
 
 
 def appended() -> None:
@@ -86,6 +93,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "append": appended,
     "decode": decode,
     "draws": lambda: decode(0.999),
+    "queries": lambda: [decode(confidence, 4, queries) for queries in (3, 16) for confidence in (1.0, 0.999)] and None,
     "scans": scans,
     "tokens": tokens,
 }

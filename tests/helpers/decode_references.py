@@ -22,7 +22,7 @@ from avow.kernels.planning import WIDTH, Counted, Goal
 from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.sparse_decode import Stages, decode
-from avow.kernels.step_constants import BINS, LIMIT, SIBLINGS, STEPS, Prepared, absolute_error, relative_error
+from avow.kernels.step_constants import BINS, LIMIT, STEPS, Prepared, absolute_error, relative_error, tile_of
 from avow.kernels.work_partition import TILE, Parts, programs
 from avow.numerics.sketch import GROUP, Sketch, unpacked
 
@@ -39,7 +39,7 @@ def prepared_reference(
     """What the kernel of that name computes."""
     b, h, d = q.shape
     g, c = sketch.codes.shape[1:3]
-    x = torch.zeros(b * g, SIBLINGS, d, device=q.device)
+    x = torch.zeros(b * g, tile_of(h // g), d, device=q.device)
     x[:, : h // g] = q.reshape(b * g, h // g, d).float()
     exponent = (x.abs().amax(-1).view(torch.int32) >> 23 & 255).clamp(32, 253)
     power, inverse = (exponent << 23).view(torch.float32), (254 - exponent << 23).view(torch.float32)
@@ -249,7 +249,7 @@ def attended_reference(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: f
     """What the kernel of that name computes; what no program writes is nan."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    r, count = h // g, programs(b * g, s)
+    r, count = h // g, programs(b * g, s, h // g)
     peak, total, weighted, square, light, heavy = (
         torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
     )
@@ -321,10 +321,12 @@ def merged_reference(
     scale: float,
     limit: float = math.inf,
     report: Float32[Tensor, "5 b h"] | None = None,
+    sinks: None = None,
 ) -> Decoded:
     """What the kernel of that name computes."""
+    assert sinks is None  # whole steps with sinks are held to float64
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
-    r, (lists, tiles) = h // g, tiles_of(chosen, programs(b * g, v.shape[2]))
+    r, (lists, tiles) = h // g, tiles_of(chosen, programs(b * g, v.shape[2], h // g))
     counts = torch.tensor([len(own) for own in lists], device=q.device)
     after, head = counts.cumsum(0), torch.arange(b * g, device=q.device)
     first, beyond = (after - counts) // tiles + head, (after - 1) // tiles + head + 1
@@ -399,6 +401,7 @@ def read_again_reference(
     most: Float32[Tensor, "b g"],
     scale: float,
     found: Decoded,
+    sinks: None = None,
 ) -> None:
     """What the kernel of that name computes."""
     (b, h, _), (g, s, _) = q.shape, v.shape[1:]

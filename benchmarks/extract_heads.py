@@ -151,7 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
             text = read_text(Path(parsed.text))
         else:
             raise FileError("text", parsed.text, "is not a file", f"name one, or {', '.join(TEXTS)}")
-        layers = [int(layer) for layer in parsed.layers.split(",")]
+        layers = _numbers(parsed.layers)
+        if parsed.queries < 2:
+            raise ParameterError("queries", parsed.queries, "must be at least 2", "leave --queries out")
         for layer, tensors in extract(loaded, text, parsed.tokens, parsed.queries, layers).items():
             shape = f"{tensors['q'].shape[0]} query heads over {tensors['k'].shape[0]} key heads"
             layout = f"heads, length, dim; {shape}; rotary already applied; scale 1/8; causal"
@@ -163,6 +165,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError as error:
+        rule = "must be whole numbers with commas between"
+        raise ParameterError("layers", text, rule, "try --layers 4,13") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -137,8 +137,8 @@ def _by_text(folder: Path) -> dict[str, list[Path]]:
         files.setdefault(file.stem.rpartition("-layer")[0], []).append(file)
     for text, some in files.items():
         files[text] = [file for file in some if not _FIRST_LAYER.search(file.stem)] or some
-    names = dict(zip(files, ["real"], strict=True)) if len(files) == 1 else {text: text or "prose" for text in files}
-    return {names[text]: files[text] for text in sorted(files)}
+    single = len(files) == 1
+    return {"real" if single else text or "prose": files[text] for text in sorted(files)}
 
 
 def real(device: str, sizes: Sizes, n: int, loads: list[Workload], name: str = "real") -> Case:

@@ -11,7 +11,8 @@ from benchmarks.options import Options
 
 # What a benchmark may need that not every machine has, and how to give it.
 NEEDS = {
-    "heads": "--heads DIR, a folder of *.safetensors files with q, k, v and q_positions",
+    "heads": "--heads DIR, a folder of *.safetensors files with q, k, v and q_positions, such as those that python -m "
+    "benchmarks.extract_heads writes",
     "corpus": "--corpus DIR, a folder with wiki.txt, train.tsv and dev.tsv",
     "gpu": "a GPU",
     "model": "the weights that make test-model fetches",
@@ -245,6 +246,9 @@ ALL = (
         (
             "gpu_calls; keys, n, confidence, captured ms, captured exact ms, captured times faster, step ms, exact ms, "
             "times faster, error, bound, because",
+            "gpu_calls; shape, text, n, captured ms, captured exact ms, captured times faster, step ms, exact ms, "
+            "times faster, error, bound, because",
+            "gpu_calls; single steps, text, n, median ms, slowest ms, slowest over median",
         ),
         ("gpu", "heads"),
     ),

@@ -18,9 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import avow
 from avow.errors import ToleranceUnreachable
 from avow.integrations.transformers import disable, enable, statement
+from benchmarks.extract_heads import recorded, stored_rows
 from benchmarks.model import decoded
 from benchmarks.model import manual as manual
 from tests.helpers.layer_audit import audited
+from tests.helpers.recorded_heads import attended
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -103,6 +105,19 @@ def test_two_hundred_tokens_are_those_of_sdpa(model: Any, tokens: Any) -> None:
     assert torch.equal(found, wanted)
     assert len(certificates) == 200 * 30
     assert certificates.keeps(1e-2)
+
+
+def test_extracted_heads_are_those_that_attention_gets(model: Any, tokens: Any) -> None:
+    rows = stored_rows(512, 32)
+    found = recorded(model, manual(tokens, 512), range(30), rows)
+    assert sorted(found) == list(range(30))
+    for one in found.values():
+        assert one.scale == 1 / 8 and one.q.shape == (9, 32, 64) and one.k.shape == one.v.shape == (3, 512, 64)
+        assert torch.allclose(attended(one, rows), one.out.double(), atol=1e-4, rtol=1e-4)
+        # What is stored is rounded to float16, and changes answers by little.
+        half = one._replace(**{name: getattr(one, name).half() for name in ("q", "k", "v")})
+        apart = torch.linalg.vector_norm(attended(half, rows) - one.out, dim=-1)
+        assert float(apart.max() / torch.linalg.vector_norm(one.v, dim=-1).max()) < 5e-3
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ def decode(
     where = _where(device)
     sizes = (decoding.QUICK if quick else decoding.FULL)[where]
     if length:
-        sizes = sizes._replace(lengths=tuple(length))
+        sizes = sizes._replace(lengths=tuple(length), shapes=(), steady=())
     if heads is not None:
         stored(heads)  # a folder that cannot be used is named before anything runs
     with progress(count(sizes, heads)) as tell:

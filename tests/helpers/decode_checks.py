@@ -39,7 +39,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
     sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
     used = Used(torch.full((2,), n, dtype=torch.int32, device=device), blank_state(q.device))
     mine = decode(q, k, v, sketch, lengths, 0.05, scale)
-    errors = distances(Case("", q, k, v, scale), mine.out)
+    errors = distances(Case("", q.unsqueeze(2), k, v, scale), mine.out.unsqueeze(2)).squeeze(2)
     if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
         faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
     terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale, used), used)
@@ -65,7 +65,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
     if not same_lists(sampling.drawn(terms, rims, logs, seed, n), other_drawn):
         faults.append(f"{told}: the lists of tokens drawn are others")
     mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
-    errors = distances(Case("", q, k, v, scale), mine.out)
+    errors = distances(Case("", q.unsqueeze(2), k, v, scale), mine.out.unsqueeze(2)).squeeze(2)
     if int(seed) != n + 1:
         faults.append(f"{told}: the next step would draw the same")
     if not bool((errors <= mine.bound).all() & (mine.bound < 1).all()):

@@ -3,7 +3,8 @@
 First each kernel is held to its reference at a few shapes. Then come whole steps.
 So many rows at least are held to deterministic bounds, and as many to statistical ones, against float64; a line every
 few seconds tells how far it is, and with `--seconds` it ends about then with what it has. For a part of that time come
-caches that grow token by token, called and replayed from CUDA graphs. Caches come in families:
+caches as users have them, with sequences of different lengths, crops, windows, sinks and several queries in a step,
+called and replayed from CUDA graphs. Caches come in families:
 Gaussian, clustered, with giant keys, all keys equal, with values that grow with their weight, or that point away from
 what is read. Truth in float64 errs by far less than these bounds, all of which hold answers in 16 bits or 32.
 """
@@ -169,10 +170,67 @@ def run(
     raise AssertionError("shapes must not be empty")
 
 
+class Asking(NamedTuple):
+    """How a cache is asked: queries of each head in a step, a window, sinks, and whether sequences are of one length."""
+
+    queries: int
+    window: int | None
+    sunk: bool
+    ragged: bool
+
+    @staticmethod
+    def drawn(rng: random.Random, siblings: int, tokens: int) -> Asking:
+        queries = rng.choice([many for many in (1, 1, 2, 5, 8, 16) if many * siblings <= 64])
+        window = rng.choice((None, None, rng.randrange(64, tokens)))
+        return Asking(queries, window, rng.random() < 0.4, rng.random() < 0.5)
+
+
+class Mirror:
+    """What a cache should hold, kept by plain tensors and lists, and what its answers should be in float64."""
+
+    def __init__(self, k: Tensor, v: Tensor, scale: float) -> None:
+        self.given, self.scale = (k, v), scale
+        self.k, self.v = torch.zeros_like(k), torch.zeros_like(v)
+        self.held = [0] * k.shape[0]
+
+    def next(self, rng: random.Random, many: int, least: int) -> tuple[list[int], Tensor, Tensor]:
+        """The next tokens of each sequence, at least so many of them, with nan behind; they count as appended."""
+        counts = [rng.randrange(least, many + 1) for _ in self.held]
+        k, v = (x.new_full((len(counts), x.shape[1], many, x.shape[3]), math.nan) for x in self.given)
+        for i, count in enumerate(counts):
+            at = self.held[i]
+            for own, mine, x in zip((k, v), (self.k, self.v), self.given, strict=True):
+                own[i, :, :count] = mine[i, :, at : at + count] = x[i, :, at : at + count]
+            self.held[i] += count
+        return counts, k, v
+
+    def crop(self, lengths: list[int]) -> None:
+        self.held = [min(x) for x in zip(self.held, lengths, strict=True)]
+
+    def errors(self, q: Tensor, out: Tensor, window: int | None, sinks: Tensor | None) -> Tensor:
+        """How far answers (b, h, n, e) are from the truth, in the unit of bounds; one sequence after the other."""
+        b, h, n, _ = q.shape
+        found = []
+        for i, held in enumerate(self.held):
+            k, v = (x[i, :, :held].double().repeat_interleave(h // x.shape[1], 0) for x in (self.k, self.v))
+            own, tokens = torch.arange(held - n, held, device=q.device)[:, None], torch.arange(held, device=q.device)
+            seen = (tokens <= own) & (tokens > own - (window or held))
+            logits = (q[i].double() @ k.mT * self.scale).masked_fill(~seen, -math.inf)
+            if sinks is not None:
+                logits = torch.cat([logits, sinks.double()[:, None, None].expand(h, n, 1)], -1)
+            apart = torch.linalg.vector_norm(out[i].double() - torch.softmax(logits, -1)[..., :held] @ v, dim=-1)
+            # Of the longest value that is held; those that no row sees may be longer than the others.
+            unit = torch.linalg.vector_norm(v, dim=-1)[:, None].masked_fill(~seen, 0.0).amax(-1)
+            found.append(torch.where(apart == 0, 0.0, apart / unit))
+        return torch.stack(found)
+
+
 def run_caches(
     seed: int, device: str, seconds: float, shapes: Sequence[Shape] = SHAPES
 ) -> tuple[Counter[str], list[str]]:
-    """The same for caches as users call them: tokens in any portions, then steps from Python and in a CUDA graph."""
+    """The same for caches as users call them: sequences of any lengths, which are cropped and go on, windows, sinks and
+    several queries, from Python and in a CUDA graph.
+    """
     rng, counts, stories = random.Random(seed), Counter[str](), list[str]()
     torch.manual_seed(seed)
     start = time.monotonic()
@@ -181,43 +239,62 @@ def run_caches(
         batch, groups, siblings, s, d, kind = shape
         family, tol = rng.choice(list(FAMILIES)), 10 ** rng.uniform(-1.7, -0.3)
         s = rng.randrange(s // 2, s)
-        k, v = FAMILIES[family](*(torch.randn(batch, groups, s + 64, d, device=device) for _ in range(2)), rng)
+        asking = Asking.drawn(rng, siblings, s)
+        queries, window, sunk, ragged = asking
+        room = s + 32 * queries
+        k, v = FAMILIES[family](*(torch.randn(batch, groups, room, d, device=device) for _ in range(2)), rng)
         k, v = (x.to(kind).contiguous() for x in (k, v))
-        cache = KeyValueCache(groups, d, batch=batch, dtype=kind, device=device, capacity=s + 64)
-        while cache.position < s:
-            many = min(rng.choice((1, 7, 64, 65, 1000, s)), s - cache.position)
-            cache.append(*(x[:, :, cache.position : cache.position + many] for x in (k, v)))
-        token, scale = [x[:, :, s : s + 1].clone() for x in (k, v)], d**-0.5
-        q = torch.empty(batch, groups * siblings, 1, d, dtype=kind, device=device)
+        cache = KeyValueCache(groups, d, batch=batch, dtype=kind, device=device, capacity=room, window=window)
+        mirror = Mirror(k, v, d**-0.5)
+        while max(mirror.held) < s:
+            many = min(rng.choice((1, 7, 64, 65, 1000, s)), s - max(mirror.held))
+            lengths, *tokens = mirror.next(rng, many, 0 if ragged else many)
+            cache.append(*tokens, **({"lengths": lengths} if ragged else {}))
+            if ragged and window is None and rng.random() < 0.1:
+                lengths = [rng.randrange(held + 1) for held in mirror.held]
+                mirror.crop(lengths)
+                cache.crop(lengths)
+        sinks = 5 * torch.randn(groups * siblings, device=device) if sunk else None
+        q = torch.empty(batch, groups * siblings, queries, d, dtype=kind, device=device)
+        token = [torch.empty(batch, groups, queries, d, dtype=kind, device=device) for _ in range(2)]
+        counted = torch.empty(batch, dtype=torch.int32, device=device)
+        given = {"lengths": counted} if ragged else {}
         graph, captured = None, None
-        for at in range(s, s + 24):
-            sought = k[:, :, torch.randint(at, (siblings,), device=device)].float().flatten(1, 2).unsqueeze(2)
-            q.copy_(10 ** rng.uniform(-1, 0.5) * torch.randn_like(q) + rng.choice((0.0, 1.0, 3.0)) * sought)
-            for own, x in zip(token, (k, v), strict=True):
-                own.copy_(x[:, :, at : at + 1])
+        for number in range(24):
+            # Enough tokens for all queries: those of short sequences are all new.
+            short = min(mirror.held) < queries
+            lengths, *fresh = mirror.next(rng, queries, queries if short or not ragged else 0)
+            counted.copy_(torch.tensor(lengths))
+            for own, x in zip(token, fresh, strict=True):
+                own.copy_(x)
+            sought = k[:, :, torch.randint(min(mirror.held), (siblings,), device=device)].float().flatten(1, 2)
+            loud, towards = 10 ** rng.uniform(-1, 0.5), rng.choice((0.0, 1.0, 3.0))
+            q.copy_(loud * torch.randn(q.shape, device=device) + towards * sought.unsqueeze(2))
             if graph is not None and captured is not None:
                 graph.replay()
                 out, certificate = captured
             else:
-                cache.append(*token)
-                out, certificate = cache.attend(q, tol, confidence, scale)
-            truth = Truth(k[:, :, : at + 1], v[:, :, : at + 1], scale)
-            (errors,) = truth.errors(q[:, :, 0], out[:, :, 0])
-            wrong = int((~(errors <= certificate.rows[..., 0])).sum())
+                cache.append(*token, **given)
+                out, certificate = cache.attend(q, tol, confidence, d**-0.5, sinks=sinks)
+            errors = mirror.errors(q, out, window, sinks)
+            wrong = int((~(errors <= certificate.rows)).sum())
             how = "called" if graph is None else "replayed"
             counts[how if confidence == 1 else f"{how}, drawn"] += errors.numel()
+            for name in (name for name, x in asking._asdict().items() if x not in (None, False, 1)):
+                counts[name] += errors.numel()
             counts["broken" if confidence == 1 else "missed"] += wrong
             counts["beyond the tolerance"] += int((certificate.rows > tol).sum())
             if wrong:
-                stories.append(f"{family}, {shape}, {s} tokens, tol {tol:.2g}, {how}: {wrong} rows broken or missed")
-            if device == "cuda" and at == s + 11:
+                told = f"{family}, {shape}, {asking}, {mirror.held} tokens, tol {tol:.2g}, {how}"
+                stories.append(f"{told}: {wrong} rows broken or missed")
+            if device == "cuda" and number == 11:
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
-                    cache.append(*token)
-                    captured = cache.attend(q, tol, confidence, scale)
-        if cache.length != s + 24:
-            stories.append(f"{shape}: {cache.length} tokens held instead of {s + 24}")
+                    cache.append(*token, **given)
+                    captured = cache.attend(q, tol, confidence, d**-0.5, sinks=sinks)
+        if list(cache.lengths) != [min(held, window or held) for held in mirror.held]:
+            stories.append(f"{shape}, {asking}: {cache.lengths} tokens held instead of {mirror.held}")
         if time.monotonic() - start > seconds:
             return counts, stories
     raise AssertionError("shapes must not be empty")

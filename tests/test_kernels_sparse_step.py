@@ -137,24 +137,29 @@ def test_room_for_tokens_to_come_is_not_read(confidence: float) -> None:
             assert torch.equal(found.kept[:, head], other.kept[:, 0])
 
 
-def truth_of(given: Step, used: Used, sinks: Tensor | None = None) -> Tensor:
-    """What each row should be in float64: it sees tokens up to its own, of its window, and perhaps a sink."""
+def seen_by(given: Step, used: Used) -> Tensor:
+    """Which tokens each row sees: those up to its own, of its window."""
     (b, h, _), (g, s) = given.q.shape, given.k.shape[1:3]
     queries = used.queries or 1
-    logits = given.logits() * math.log(2)
     tokens = used.tokens.view(b, g).repeat_interleave(h // g, 1)[:, :, None]
     own = tokens - queries + (torch.arange(h) % queries)[:, None]
-    seen = (torch.arange(s) <= own) & (torch.arange(s) > own - (used.window or s))
-    logits = torch.where(seen, logits, -math.inf)
+    return (torch.arange(s) <= own) & (torch.arange(s) > own - (used.window or s))
+
+
+def truth_of(given: Step, used: Used, sinks: Tensor | None = None) -> Tensor:
+    """What each row should be in float64: it sees tokens up to its own, of its window, and perhaps a sink."""
+    logits = torch.where(seen_by(given, used), given.logits() * math.log(2), -math.inf)
     if sinks is not None:
-        logits = torch.cat([logits, sinks.double().repeat_interleave(queries).expand(b, h)[..., None]], -1)
-    weights = torch.softmax(logits, -1)[..., :s]
+        own = sinks.double().repeat_interleave(used.queries or 1).expand(logits.shape[:2])
+        logits = torch.cat([logits, own[..., None]], -1)
+    weights = torch.softmax(logits, -1)[..., : given.k.shape[2]]
     return (weights.unsqueeze(-2) @ given.siblings(given.v)).squeeze(-2)
 
 
-def apart(given: Step, out: Tensor, truth: Tensor) -> Tensor:
-    """How far answers are from the truth, in the unit of bounds."""
-    unit = torch.linalg.vector_norm(given.siblings(given.v), dim=-1).amax(-1)
+def apart(given: Step, out: Tensor, truth: Tensor, used: Used) -> Tensor:
+    """How far answers are from the truth, in the unit of bounds: the longest value that a row sees."""
+    lengths = torch.linalg.vector_norm(given.siblings(given.v), dim=-1)
+    unit = torch.where(seen_by(given, used), lengths, 0.0).amax(-1)
     return torch.linalg.vector_norm(out.double() - truth, dim=-1) / unit
 
 
@@ -167,8 +172,13 @@ def test_rows_see_the_tokens_up_to_their_own_in_their_window_and_a_sink_takes_it
     siblings: int, queries: int, window: int | None, sunk: bool, confidence: float
 ) -> None:
     q, k, v = drawn(g=2, r=siblings * queries, s=200, d=16, e=16, loud=8.0)
-    v[:, :, 200 - queries :] *= 3.0  # to see one of them that is not one's own shows
+    # To see one of the last tokens that is not one's own shows; and so does a bound in units of what one does not see.
+    v[:, :, 200 - queries :] *= 30.0
+    if window is not None:
+        v[:, :, :20] *= 900.0
     given = step(q, k, v)
+    norms = torch.linalg.vector_norm(given.v.double(), dim=-1) * (1 + 2.0**-22)
+    given = dataclasses.replace(given, lengths=Lengths(norms.float(), given.lengths.most))
     sinks = 8 * torch.randn(2 * siblings) if sunk else None
     tokens = torch.tensor([200, 200], dtype=torch.int32)
     used = Used(tokens, blank_state(tokens.device), None if queries == 1 else queries, window)
@@ -177,14 +187,14 @@ def test_rows_see_the_tokens_up_to_their_own_in_their_window_and_a_sink_takes_it
     for limit in (0.6, 0.02):
         how = partial(decode, limit=limit, confidence=confidence, seed=seed, used=used, sinks=sinks)
         found = given.run(0.3 if limit == 0.6 else 0.01, how=how)
-        assert bool((apart(given, found.out, truth) <= found.bound).all())
+        assert bool((apart(given, found.out, truth, used) <= found.bound).all())
         assert float(found.bound.max()) <= limit
         seen = 200 if window is None else min(200, window + queries - 1 + GROUP - 1)
         assert int(found.kept.max()) <= seen
     # What all rows see alike is not the truth.
     if queries > 1 or window is not None or sunk:
         alike = truth_of(given, Used(tokens, used.state), None)
-        assert not bool((apart(given, found.out, alike) <= found.bound).all())
+        assert not bool((apart(given, found.out, alike, used) <= found.bound).all())
 
 
 def test_a_sink_of_minus_infinity_is_none_and_one_that_is_not_a_number_proves_nothing() -> None:

@@ -25,8 +25,8 @@ from avow.kernels.choice import Chosen, Draws
 from avow.kernels.pausing import first_seen, settle
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import StepShape
-from avow.kernels.tile_ops import chained, filled, follow
+from avow.kernels.step_constants import ROWS, StepShape
+from avow.kernels.tile_ops import HeadView, at_head, chained, filled, follow
 from avow.kernels.work_partition import TILE, Parts, list_shape, shares, slots_of, tiles_listed
 from avow.numerics.rounding import gamma, tiny, unit
 
@@ -38,6 +38,9 @@ _PARTS, _CHUNK, _HELD, MERGING_WARPS = 256, 128, 2**15, 4
 _LONGER, _FADING = tl.constexpr(1.1), tl.constexpr(0.9)
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 UNIT = tl.constexpr(2.0**-23)
+# Rows that share a key head, at most, lengths that are looked at together, and the least share of its length that a
+# value has: that was rounded up.
+_ROWS, _SPAN, _SURE = tl.constexpr(ROWS), tl.constexpr(2048), tl.constexpr(1 - 2.0**-20)
 # Octaves in a nat.
 _OCTAVES = tl.constexpr(math.log2(math.e))
 
@@ -93,13 +96,26 @@ class Sinks(NamedTuple):
 
 
 class BoundInputs(NamedTuple):
-    """What bounds are made of: queries, lengths ν, at most those of the longest values, and what is rounded."""
+    """What bounds are made of: queries, lengths ν, at most those of the longest values, and what is rounded.
+
+    And lengths of all values, where rows may not see the longest of a head.
+    """
 
     q: Float[Tensor, "b h d"]
     nu: Float32[Tensor, "bg"]
     most: Float32[Tensor, "b g"]
     rounding: Rounding
     sinks: Sinks | None = None
+    lengths: HeadView | None = None
+
+    @staticmethod
+    def of(
+        q: Tensor, v: Tensor, nu: Tensor, most: Tensor, scale: float, terms: Terms, sinks: Sinks | None
+    ) -> BoundInputs:
+        """The same of a step, whose terms know the lengths of values."""
+        alike = terms.used.queries is None and terms.used.window is None
+        lengths = None if alike else HeadView(terms.lengths, terms.lengths.stride(0))
+        return BoundInputs(q, nu, most, rounding_of(q, v, scale), sinks, lengths)
 
 
 class Unread(NamedTuple):
@@ -138,7 +154,31 @@ def _asked(begin, beyond, sibling, parts, S: tl.constexpr):
 
 
 @triton.jit
-def merge(row, rows, slots, parts, given, found, unread, S: tl.constexpr):
+def _longest_seen(row, head, given, used):
+    """At most the length of the longest value that a row sees, and hardly less."""
+    unit = tl.load(given.most + head)
+    if given.lengths is not None:
+        s, lengths = tl.load(used.tokens + head), at_head(given.lengths, head)
+        newest = s - 1
+        if used.queries is not None:
+            newest = s - used.queries + (row % used.queries).to(tl.int32)
+        if used.window is not None:
+            oldest, longest = tl.maximum(newest - used.window + 1, 0), 0.0
+        else:
+            # The longest of all is usually none of the last ones, which the row does not see.
+            place = newest + 1 + tl.arange(0, _ROWS)
+            hidden = tl.max(tl.load(lengths + place, mask=place < s, other=0.0), 0)
+            oldest, longest = tl.where(hidden < unit, newest + 1, 0), tl.where(hidden < unit, unit, 0.0)
+        for begin in range(oldest, newest + 1, _SPAN):
+            place = begin + tl.arange(0, _SPAN)
+            longest = tl.maximum(longest, tl.max(tl.load(lengths + place, mask=place <= newest, other=0.0), 0) * _SURE)
+        # nan says that nothing is proved.
+        unit = tl.where(unit == unit, longest, unit)
+    return unit
+
+
+@triton.jit
+def merge(row, rows, slots, parts, given, found, unread, used, S: tl.constexpr):
     """A row's answer from the slots of its head, and its bound.
 
     What was not read has tails, or rims where tokens were drawn; without both, everything was. Whether the row is
@@ -151,7 +191,7 @@ def merge(row, rows, slots, parts, given, found, unread, S: tl.constexpr):
     column, channel = tl.arange(0, S.EP), tl.arange(0, S.DP)
     # What is needed in the end is asked for now, so that nothing waits for it then.
     query = tl.load(given.q + row * S.D + channel, mask=channel < S.D, other=0.0).to(tl.float32)
-    unit, wide = tl.load(given.most + head), tl.load(given.nu + head)
+    unit, wide = _longest_seen(row, head, given, used), tl.load(given.nu + head)
     if DRAWN:
         rims = unread.draws.rims + row * 2
         rim, fine = tl.load(rims), tl.load(rims + 1)
@@ -269,7 +309,7 @@ def _merged(parts, listed, given, found, unread, terms, worthwhile, heads, S: tl
         seed = unread.draws.seed
         tl.store(seed, tl.load(seed) + 1)
     if whole > 0:
-        merge(row, rows, slots, parts, given, found, unread, S)
+        merge(row, rows, slots, parts, given, found, unread, terms.used, S)
     else:
         # Without tokens the answer is zero.
         column = tl.arange(0, S.EP)
@@ -327,7 +367,7 @@ def merged(
     report = blank_report(b, h, q.device) if report is None else report
     within, kept = q.new_empty(b, h, dtype=torch.int8), q.new_empty(b, g, dtype=torch.int32)
     found = Decoded(q.new_empty(b, h, e), report, within, kept)
-    given = BoundInputs(q, terms.nu, most, rounding_of(q, v, scale), sinks)
+    given = BoundInputs.of(q, v, terms.nu, most, scale, terms, sinks)
     heads, spans = chosen.found.shape
     shape = merging_shape(list_shape(q, v, spans))
     unread = Unread(chosen.tails, chosen.draws, terms.widest, spans, drop, limit)

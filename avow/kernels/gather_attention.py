@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen, Draws
-from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Unread, merge, merging_shape, rounding_of
+from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Unread, merge, merging_shape
 from avow.kernels.pausing import Used, first_seen, read_in_order
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
@@ -228,7 +228,7 @@ def _merged_again(parts, given, found, unread, terms, heads, S: tl.constexpr, EA
     slots = slots_of(row // S.R, shares(tiles_again(found.within, terms.used, heads, S), S), S)
     if slots[1] > slots[0]:
         tl.store(found.report + 4 * rows + row, 1.0)
-        merge(row, rows, slots, parts, given, found, unread, S)
+        merge(row, rows, slots, parts, given, found, unread, terms.used, S)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
@@ -268,7 +268,7 @@ def read_again(
 
     `within` stays as it was: it tells what the answers were that had to be replaced.
     """
-    given = BoundInputs(q, most, most, rounding_of(q, v, scale), sinks)
+    given = BoundInputs.of(q, v, most, most, scale, terms, sinks)
     found = found._replace(within=found.within.view(torch.int8))
     shape, parts, heads = list_shape(q, v), blank_parts(q, v), most.numel()
     inputs = _Inputs.of(q, k, v, scale), parts, found, terms, heads

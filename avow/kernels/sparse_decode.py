@@ -39,6 +39,7 @@ class Lengths(NamedTuple):
     """How long values are: at least each, and at most the longest of each head."""
 
     each: Float[Tensor, "b g s"]
+    """Where rows see different tokens in float32, of which true lengths are at least a part of 1 − 2^-20."""
     most: Float32[Tensor, "b g"]
     """0 only where all values are zero, nan where they are too small for a proof."""
 
@@ -119,6 +120,9 @@ def decode(
     most, s = lengths.most, k.shape[2]
     if used is None:
         used = Used(most.new_full((most.numel(),), s, dtype=torch.int32), blank_state(q.device))
+    if (used.queries or used.window) and lengths.each.dtype != torch.float32:
+        rule = "must be torch.float32 where rows see different tokens"
+        raise DtypeError("lengths.each", lengths.each.dtype, rule, "measure values in float32, rounded up")
     queries = used.queries or 1
     own = None if sinks is None else Sinks(sinks, q.shape[1] // queries, queries)
     known = stages.prepared(q, sketch, most, hint, scale, used, planning.shortest(drop, limit, confidence))

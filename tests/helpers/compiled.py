@@ -51,7 +51,8 @@ def decode(confidence: float = 1.0, siblings: int = 4, queries: int = 1) -> None
     if queries > 1:
         tokens = torch.full((2,), 200, dtype=torch.int32)
         used, sinks = Used(tokens, blank_state(tokens.device), queries, 100), torch.zeros(2 * siblings)
-    known = sketched(k), value_lengths(v)
+    lengths = value_lengths(v)
+    known = sketched(k), lengths._replace(each=lengths.each.float())
     decode(q, k, v, *known, 1e-2, limit=1e-2, confidence=confidence, seed=seed, used=used, sinks=sinks)
 
 

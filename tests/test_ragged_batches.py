@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one cache: each row is answered from its own sequence, whatever stands beside it."""
+"""Sequences of different lengths in one cache: each row is answered from its own sequence and nothing beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from avow.errors import AvowError, NonFiniteError, ParameterError, ShapeError
 from avow.nn import KeyValueCache, key_value_cache, token_buffers

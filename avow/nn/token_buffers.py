@@ -299,7 +299,7 @@ class TokenBuffers:
         elif not self._sequences and len(set(kept)) == 1:
             self._crop(kept[0])
         else:
-            sequences = self._sequences or self._split()
+            sequences = self._split()
             for one, length in zip(sequences, kept, strict=True):
                 one._crop(length)
             self._keep_apart(sequences)
@@ -387,7 +387,7 @@ class TokenBuffers:
         behind = torch.arange(k.shape[2]) >= torch.tensor(counts).unsqueeze(-1)  # (b, l)
         hidden = behind[:, None, :, None].to(self.device)
         self.checked_norms(k.detach().masked_fill(hidden, 0), v.detach().masked_fill(hidden, 0))
-        sequences = self._sequences or self._split()
+        sequences = self._split()
         # What a cache appends is written behind its tokens, and what it knows of them is replaced.
         before = [dict(vars(one)) for one in sequences]
         try:
@@ -407,7 +407,7 @@ class TokenBuffers:
 
     def _split(self) -> list[Self]:
         """A cache for each sequence, which goes on in this one's buffers while these have room."""
-        return [self._sequence(i, length) for i, length in enumerate(self._positions)]
+        return self._sequences or [self._sequence(i, length) for i, length in enumerate(self._positions)]
 
     def _sequence(self, i: int, length: int) -> Self:
         """The cache of one sequence, of so many tokens, in this one's buffers."""

@@ -43,10 +43,10 @@ class Ragged:
     def lengths(self) -> list[int]:
         return [own[0].shape[1] for own in self.sequences]
 
-    def check(self, q: Tensor, tol: float | None, exact_lengths: bool = True) -> Certificate:
+    def check(self, q: Tensor, tol: float | None) -> Certificate:
         """Attend, and hold each row against the truth in float64 of its own sequence."""
         out, certificate = self.cache.attend(q.to(self.cache.dtype), tol)
-        assert certificate.rows.shape == q.shape[:3] and not exact_lengths or list(self.cache.lengths) == self.lengths
+        assert certificate.rows.shape == q.shape[:3]
         for i, (k, v) in enumerate(self.sequences):
             row = slice(i, i + 1)
             found = errors(q[row].to(k.dtype), k.unsqueeze(0), v.unsqueeze(0), out[row])
@@ -54,13 +54,14 @@ class Ragged:
         assert tol is None or certificate.keeps(tol)
         return certificate
 
-    def queries(self, n: int) -> Tensor:
+    def queries(self, n: int, sharp: float) -> Tensor:
         """Queries near some keys of each sequence."""
         heads = 2 * self.cache.key_heads
-        sharp = random.choice([0.0, 1.0, 4.0])
         return torch.cat([queries(k.unsqueeze(0), heads, n, sharp) for k, _ in self.sequences])
 
-    def play(self, chance: random.Random, moves: int, on_device: bool = False, most: int = 1024) -> None:
+    def play(
+        self, chance: random.Random, moves: int, on_device: bool = False, most: int = 1024, loudest: float = 30.0
+    ) -> None:
         """Random appends, crops and new beginnings, each row held to its bound whenever all sequences have tokens."""
         for _ in range(moves):
             room, unknown = [most - n for n in self.lengths], on_device and chance.random() < 0.5
@@ -72,7 +73,7 @@ class Ragged:
             else:
                 up_to = {"some": 70, "one": 1, "many": 200}[move]
                 counts = [chance.randint(0, min(up_to, x)) for x in room]
-                self.append(counts, chance.choice([0.1, 1.0, 30.0]), unknown)
+                self.append(counts, chance.choice([0.1, 1.0, loudest]), unknown)
             if all(self.lengths):
                 n = chance.choice([1, 1, 1, min(2, *self.lengths)])
-                self.check(self.queries(n), chance.choice([None, 0.05, 0.3]))
+                self.check(self.queries(n, chance.choice([0.0, 1.0, 4.0])), chance.choice([None, 0.05, 0.3]))

@@ -342,12 +342,10 @@ class KeyValueCache(TokenBuffers):
         state = {name: getattr(self, f"_{name}") for name in cache_file.STATE}
         keys, values = self.tokens
         tensors = {"keys": keys, "values": values, "norms": self._buffers["norms"][:, :, : keys.shape[2]]}
-        # Keys that were cropped may have been longer than those left. Loading checks what the file says of these.
         tensors["longest"] = self._longest
-        if self.window is None:
-            tensors["longest"] = (
-                torch.minimum(self._longest, 1.5 * row_norms(keys, "k").amax(-1)) if keys.numel() else 0 * self._longest
-            )
+        if self.window is None and keys.shape[2]:
+            # Cropped keys may have been longer than those left, and loading checks what the file says of these.
+            tensors["longest"] = torch.minimum(self._longest, 1.5 * row_norms(keys, "k").amax(-1))
         # Kernels do not measure the spread of a sketch; without it loading sketches as if for the first time.
         learnt = ("metric", "size", "spread") if self._spread is not None else ()
         tensors |= {name: getattr(self, f"_{name}") for name in learnt}

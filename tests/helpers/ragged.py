@@ -77,3 +77,4 @@ class Ragged:
             if all(self.lengths):
                 n = chance.choice([1, 1, 1, min(2, *self.lengths)])
                 self.check(self.queries(n, chance.choice([0.0, 1.0, 4.0])), chance.choice([None, 0.05, 0.3]))
+        assert list(self.cache.lengths) == self.lengths

@@ -280,3 +280,23 @@ def test_rows_stay_within_their_bounds_whatever_comes(seed: int, monkeypatch: py
     batch, dtype = chance.randint(1, 4), chance.choice([torch.float32, torch.bfloat16, torch.float64])
     capacity = chance.choice([None, 1024])
     Ragged(KeyValueCache(2, 16, batch=batch, dtype=dtype, capacity=capacity)).play(chance, 40)
+
+
+def test_a_batch_made_in_inference_mode_goes_on_outside_of_it() -> None:
+    with torch.inference_mode():
+        held = Ragged(KeyValueCache(1, 16, batch=2, capacity=200))
+        held.append([70, 70])
+        held.append([1, 3])
+        held.crop([70, 3])
+        held.check(torch.randn(2, 2, 1, 16), None)
+    for counts in ([1, 1], [70, 2]):
+        held.append(counts)
+        held.check(torch.randn(2, 2, 1, 16), 0.1)
+
+
+def test_a_file_of_sequences_of_different_lengths_is_refused(tmp_path: Path) -> None:
+    held = Ragged(KeyValueCache(1, 16, batch=2))
+    held.append([5, 2])
+    with pytest.raises(ShapeError, match=r"^cache.lengths=\[5, 2\] differ, and a file holds sequences of one length"):
+        held.cache.save(tmp_path / "cache")
+    assert not list(tmp_path.iterdir())

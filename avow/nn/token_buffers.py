@@ -432,9 +432,21 @@ class TokenBuffers:
         k, v, count = k.detach().resolve_neg(), v.detach().resolve_neg(), k.shape[2]
         if count == 0:
             return
-        # At most so many tokens come to each sequence.
-        added = lengths if isinstance(lengths, list) else [count] * self.batch
         capturing = is_capturing(self.device)
+        usual = lengths is None and self._counts is None and not (capturing or self._replayed or self._uncounted)
+        sized = count < GROUP or self._metric is not None
+        if usual and sized and self._counted + count <= self._buffers["keys"].shape[2]:
+            self._counted += count
+        else:
+            self._count(k, lengths, capturing)
+        counts = self._on_device(lengths) if isinstance(lengths, list) else lengths
+        self._write_by_kernel(k, v, counts, capturing)
+
+    def _count(self, k: Tensor, lengths: list[int] | Tensor | None, capturing: bool) -> None:
+        """Make room for tokens that come, count them and measure the first."""
+        count = k.shape[2]
+        # At most so many come to each sequence.
+        added = lengths if isinstance(lengths, list) else [count] * self.batch
         uncounted = capturing or self._replayed or self._uncounted or isinstance(lengths, Tensor)
         # Who replays a graph has said how many tokens there will be; the device counts, and says if they were more.
         if not capturing and not (uncounted and self.capacity is not None):
@@ -443,12 +455,10 @@ class TokenBuffers:
             self._measure_first(k, added)
         if capturing:
             self._replayed = True
-        before = [self._counted] * self.batch if self._counts is None else self._counts
+        before = self._counts or [self._counted] * self.batch
         after = before if capturing else list(map(operator.add, before, added))
         self._set_counts(after, isinstance(lengths, Tensor) or (self._counts is not None and uncounted))
         self._uncounted |= isinstance(lengths, Tensor)
-        counts = self._on_device(lengths) if isinstance(lengths, list) else lengths
-        self._write_by_kernel(k, v, counts, capturing)
 
     def _make_room(self, added: list[int]) -> None:
         """Have buffers hold so many more tokens of each sequence; asks the device only if bounds exceed the room."""

@@ -171,7 +171,7 @@ def run(
 
 
 class Asking(NamedTuple):
-    """How a cache is asked: queries of each head in a step, a window, sinks, and whether sequences are of one length."""
+    """How a cache is asked: queries of each head in a step, a window, sinks, sequences of different lengths."""
 
     queries: int
     window: int | None
@@ -209,7 +209,7 @@ class Mirror:
 
     def errors(self, q: Tensor, out: Tensor, window: int | None, sinks: Tensor | None) -> Tensor:
         """How far answers (b, h, n, e) are from the truth, in the unit of bounds; one sequence after the other."""
-        b, h, n, _ = q.shape
+        _, h, n, _ = q.shape
         found = []
         for i, held in enumerate(self.held):
             k, v = (x[i, :, :held].double().repeat_interleave(h // x.shape[1], 0) for x in (self.k, self.v))

@@ -175,6 +175,9 @@ def _check_cache(cache: KeyValueCache) -> None:
     if not isinstance(cache, KeyValueCache):
         remedy = "make one with avow.nn.KeyValueCache"
         raise DtypeError("cache", type(cache).__name__, "must be a KeyValueCache", remedy)
+    if len(set(cache.lengths)) > 1:
+        rule = "differ, and every token of a shard is one of each sequence"
+        raise ShapeError("cache: lengths", list(cache.lengths), rule, "use sequences of one length")
     if cache.window is not None:
         remedy = "leave window out; a window fits on one device"
         raise ParameterError("cache: window", cache.window, "has no form over shards", remedy)

@@ -2,17 +2,19 @@
 
 How many tokens a head has is known to the device alone. A group of 64 is sketched when its last token comes, in float64
 as `avow.numerics.sketch` does it: what a sketch lost is measured from the codes that are stored, so bounds hold however
-these were rounded. Tokens that are not finite, values whose lengths leave float32's middle range and tokens without
-room make a head's `most` nan, and with it every bound of that head infinite from then on; `flags` says which it was.
+these were rounded. Tokens that are not finite, values whose lengths leave float32's middle range, tokens without room
+and counts beyond what was given make a head's `most` nan, and with it every bound of that head infinite from then on;
+`flags` says which it was.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Float32, Float64, Int32, UInt8
+from jaxtyping import Float, Float32, Float64, Int, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
@@ -21,14 +23,17 @@ from avow.numerics.sketch import GROUP
 
 _GROUP = tl.constexpr(GROUP)
 # What went wrong with a head's tokens.
-NOT_FINITE, OUT_OF_RANGE, NO_ROOM = 1, 2, 4
-_NOT_FINITE, _OUT_OF_RANGE, _NO_ROOM = (tl.constexpr(flag) for flag in (NOT_FINITE, OUT_OF_RANGE, NO_ROOM))
+NOT_FINITE, OUT_OF_RANGE, NO_ROOM, MISCOUNTED = 1, 2, 4, 8
+_NOT_FINITE, _OUT_OF_RANGE, _NO_ROOM, _MISCOUNTED = (
+    tl.constexpr(flag) for flag in (NOT_FINITE, OUT_OF_RANGE, NO_ROOM, MISCOUNTED)
+)
 # Lengths of values that are neither zero nor between these are out of range.
 _SHORTEST, _LONGEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = tl.constexpr(1e30)
 # The longest value is at least this share of its bound: float64 measured it, and float32 rounded up once.
-_SURE = tl.constexpr(1 - 2.0**-20)
+SURE = 1 - 2.0**-20
+_SURE = tl.constexpr(SURE)
 # Groups that one program writes after each other, if that is all there is to append.
 _ALONE = 2
 
@@ -175,6 +180,17 @@ def _sketch(store, head, group, capacity, S: tl.constexpr):
 
 
 @triton.jit
+def _count_of(counts, head, given, G: tl.constexpr):
+    """How many of the given tokens a head's sequence takes, and the flag of a count that is not one of those."""
+    count, flag = given, tl.full((), 0, tl.int32)
+    if counts is not None:
+        told = tl.load(counts + head // G)
+        flag = tl.where((told < 0) | (told > given), _MISCOUNTED, flag)
+        count = tl.minimum(tl.maximum(told, 0), given).to(tl.int32)
+    return count, flag
+
+
+@triton.jit
 def _note(store, head, longest, shortest_value, longest_value, flags, count, capacity):
     """Takes note of a head's new tokens."""
     tl.store(store.longest + head, tl.maximum(tl.load(store.longest + head), longest))
@@ -194,8 +210,7 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
     """Writes, measures and sketches the tokens of some groups of a head."""
     follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if counts is not None:
-        count = tl.load(counts + head // S.G)
+    count, flags = _count_of(counts, head, count, S.G)
     before = tl.load(store.used + head)
     after = tl.minimum(before + count, capacity)
     k = rows_at(k, head, 0, 0, S.G)
@@ -203,7 +218,6 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
     row, channel, column = tl.arange(0, S.ROWS), tl.arange(0, S.DP), tl.arange(0, S.EP)
     longest = tl.full((), 0.0, tl.float64)
     shortest_value, longest_value = tl.full((), float("inf"), tl.float64), tl.full((), 0.0, tl.float64)
-    flags = tl.full((), 0, tl.int32)
     first = before // _GROUP
     last = tl.cdiv(after, _GROUP)
     for group in range(first + program, last, tl.num_programs(1)):
@@ -255,14 +269,13 @@ def _noted(
     """Puts together what all programs of a head found."""
     follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.arange(0, PROGRAMS)
-    if counts is not None:
-        count = tl.load(counts + head // G)
+    count, miscounted = _count_of(counts, head, count, G)
     at, there = head * programs + program, program < programs
     longest = tl.max(tl.load(found.longest + at, mask=there, other=0.0), 0)
     shortest_value = tl.min(tl.load(found.extremes + at * 2, mask=there, other=float("inf")), 0)
     longest_value = tl.max(tl.load(found.extremes + at * 2 + 1, mask=there, other=0.0), 0)
     flags = tl.load(found.flags + at, mask=there, other=0)
-    flags = tl.max(flags & _NOT_FINITE, 0) | tl.max(flags & _OUT_OF_RANGE, 0)
+    flags = tl.max(flags & _NOT_FINITE, 0) | tl.max(flags & _OUT_OF_RANGE, 0) | miscounted
     _note(store, head, longest, shortest_value, longest_value, flags, count, capacity)
 
 
@@ -271,9 +284,12 @@ def append(
     k: Float[Tensor, "b g l d"],
     v: Float[Tensor, "b g l e"],
     sketched: bool = True,
-    counts: Int32[Tensor, "b"] | None = None,
+    counts: Int[Tensor, "b"] | None = None,
 ) -> None:
-    """Puts tokens behind the others, of each sequence the first `counts`, or all; with sketches of whole groups."""
+    """Puts tokens behind the others, of each sequence the first `counts`, or all; with sketches of whole groups.
+
+    What stands behind the first `counts` is not read.
+    """
     (b, g, count, d), e, capacity = k.shape, v.shape[3], store.k.shape[1]
     groups = -(-count // GROUP) + 1
     alone = groups <= _ALONE
@@ -303,3 +319,22 @@ def append(
             num_warps=4,
             launch_pdl=at_once,
         )
+
+
+def crop(store: TokenStore, lengths: Int[Tensor, "b"]) -> None:
+    """Has each sequence keep at most its first `lengths` tokens; one that keeps none begins again, without flags."""
+    heads = store.used.numel()
+    kept = lengths.clamp(min=0).repeat_interleave(heads // len(lengths))
+    used = torch.minimum(store.used, kept)
+    there = torch.arange(store.norms.shape[1], device=kept.device) < used.unsqueeze(-1)  # (bg, capacity)
+    shortest = torch.where(there, store.norms, torch.inf).amin(-1).double()
+    longest = torch.where(there, store.norms, 0.0).amax(-1).double()
+    store.used.copy_(used)
+    store.flags.masked_fill_(used == 0, 0)
+    store.extremes.copy_(torch.stack([shortest, longest], -1))
+    store.most.copy_(torch.where(store.flags == 0, longest * SURE, torch.nan))
+    # Longer keys than those that are left bound these, too.
+    store.longest.masked_fill_(used == 0, 0.0)
+    # Without a whole group there is no sketch, and the next first group says how large keys are.
+    store.size.masked_fill_(used < GROUP, 0.0)
+    store.metric.masked_fill_((used < GROUP).unsqueeze(-1), 1.0)

@@ -8,6 +8,7 @@ what it does not use.
 The path of a decoding step: `append` writes the token; `attend` answers by `_quick`, on a GPU by `_quick_by_kernel`, if
 the last call was like this one, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`)
 or compiled code on a CPU (`CpuSteps`), or answers `_from_some_tokens` by the reference, or `_from_all_tokens`.
+Sequences of different lengths are answered together by kernels, and else each by itself (`_attend_each`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
-from avow.core import Method, Norms, Problem, check_tensor, has_tangents
+from avow.core import LazyCertificate, Method, Norms, Problem, check_tensor, has_tangents
 from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.compose import compose
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.decode.cpu import SHORTEST, CachedTokens, CpuSteps
 from avow.decode.cpu import unavailable as cpu_unavailable
@@ -71,7 +73,8 @@ class KeyValueCache(TokenBuffers):
     `bits=None` keeps none, and every answer is exact. With a `window`, a token sees the last `window` tokens, itself
     included; older ones make way when the room is full, which is twice what the window and the last tokens need. With a
     `capacity` there is room for so many tokens from the start, and nothing moves: so `append` and `attend` can be
-    captured in a CUDA graph and replayed while the cache grows. It is for inference: answers carry no gradient.
+    captured in a CUDA graph and replayed while the cache grows. Sequences of a batch may have different lengths, by
+    `append(k, v, lengths=...)` and `crop`. It is for inference: answers carry no gradient.
 
     >>> cache = KeyValueCache(key_heads=2, dim=16)
     >>> cache.append(torch.randn(1, 2, 100, 16), torch.randn(1, 2, 100, 16))
@@ -133,7 +136,7 @@ class KeyValueCache(TokenBuffers):
         rtol: float | None = None,
         sinks: Float[Tensor, "h"] | None = None,
     ) -> Attended:
-        """The answers to the queries of the last n tokens, and the certificate of the error they made.
+        """The answers to the queries of the last n tokens of each sequence, and the certificate of the error they made.
 
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
@@ -151,6 +154,8 @@ class KeyValueCache(TokenBuffers):
         arguments = (tol, confidence, scale, generator, name, rtol)
         if sinks is not None:
             _check_sinks(sinks, q, self.device)
+        if self._sequences:
+            return self._attend_each(q, arguments, self._sequences, sinks)
         quick = self._quick if self._unfit else self._quick_by_kernel
         return quick(q, arguments, sinks) or self._attend(q, arguments, sinks)
 
@@ -176,7 +181,55 @@ class KeyValueCache(TokenBuffers):
             call = _Call(*self._problem(q, scale), requirement, generator, method, sinks)
             # A generator cannot be copied, and the cache can.
             self._checked = arguments if generator is None else None
+            if self._counts is not None:
+                return self._attend_ragged(call, arguments)
             return self._attend_within(call, requirement.tol) if rtol is None else self._attend_within_rtol(call)
+
+    def _attend_ragged(self, call: _Call, arguments: _Arguments) -> Attended:
+        """The answer to sequences of different lengths in the buffers of kernels, by these or of each by itself."""
+        requirement, tol = call.requirement, call.requirement.tol
+        why = "sequences have different lengths"
+        if tol is not None and requirement.rtol is None and call.method != "exact" and not call.problem.empty:
+            why = self._found_ill() or self._steps.unfit(call.problem, tol, requirement.confidence)
+            if not why:
+                return self._by_kernel(call, tol)
+        if is_capturing(self.device):
+            rule = "are not known while a CUDA graph is captured"
+            raise ShapeError("cache.lengths", "on the device", rule, f"attend outside of the graph: {why}")
+        assert self._store is not None
+        sequences = []
+        for i, length in enumerate(self._positions):
+            one = self._sequence(i, length)
+            one._unfit, one._sketched = why, length // GROUP
+            one._store = type(self._store)(*(x.unflatten(0, (self.batch, -1))[i] for x in self._store))
+            sequences.append(one)
+        return self._attend_each(call.problem.q, arguments, sequences, call.sinks)
+
+    @torch.no_grad()
+    def _attend_each(
+        self, q: Tensor, arguments: _Arguments, sequences: Sequence[KeyValueCache], sinks: Tensor | None
+    ) -> Attended:
+        """The answers of caches of one sequence each, and their certificates, one after the other."""
+        self._check_queries(q)
+        for i, one in enumerate(sequences):
+            one._first_seen(q.shape[2], f" of sequence {i}")
+        row_norms(q, "q")  # says where nan is
+        tol, confidence, scale, generator, method, rtol = arguments
+        answers = [
+            one.attend(q[i : i + 1], tol, confidence, scale, generator, method, rtol, sinks)
+            for i, one in enumerate(sequences)
+        ]
+        certificates = [answer.certificate for answer in answers]
+        joined = LazyCertificate.of(lambda: dict(vars(compose(certificates, 0))))
+        return Attended(torch.cat([answer.out for answer in answers]), joined)
+
+    def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
+        """Keep the first tokens: `lengths` of every sequence, or of each its own number; with 0 it begins again.
+
+        On a GPU `lengths` may be a tensor there, which nobody waits for.
+        """
+        self._asked_last = None  # a sequence may be empty now: the next call looks
+        super().crop(lengths)
 
     def _attend_within(self, call: _Call, aim: float | None) -> Attended:
         """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
@@ -300,6 +353,9 @@ class KeyValueCache(TokenBuffers):
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
+        if self._ragged:
+            rule, remedy = "differ, and a file holds sequences of one length", "save a cache for each sequence"
+            raise ShapeError("cache.lengths", list(self.lengths), rule, remedy)
         self._measure_written()
         if self.bits is not None:
             with torch.autocast(self.device.type, enabled=False):
@@ -308,8 +364,15 @@ class KeyValueCache(TokenBuffers):
         state = {name: getattr(self, f"_{name}") for name in cache_file.STATE}
         keys, values = self.tokens
         tensors = {"keys": keys, "values": values, "norms": self._buffers["norms"][:, :, : keys.shape[2]]}
-        bounds = {name: getattr(self, f"_{name}") for name in ("longest", "metric", "size", "spread", "bold")}
-        tensors |= {name: x for name, x in bounds.items() if x is not None}
+        tensors["longest"] = self._longest
+        if self.window is None and keys.shape[2]:
+            # Cropped keys may have been longer than those left, and loading checks what the file says of these.
+            tensors["longest"] = torch.minimum(self._longest, 1.5 * row_norms(keys, "k").amax(-1))
+        # Kernels do not measure the spread of a sketch; without it loading sketches as if for the first time.
+        learnt = ("metric", "size", "spread") if self._spread is not None else ()
+        tensors |= {name: getattr(self, f"_{name}") for name in learnt}
+        if self._bold is not None:
+            tensors["bold"] = self._bold
         cache_file.write(Path(path), cache_file.Saved(sizes, self.dtype, state, tensors))
 
     @staticmethod
@@ -329,8 +392,20 @@ class KeyValueCache(TokenBuffers):
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
         """What is asked of the tokens that these queries see, and where in the buffers those begin: with a group."""
-        if self._position == 0:
-            raise ShapeError("cache.length", 0, "must be at least 1", "append keys and values first")
+        self._check_queries(q)
+        n = q.shape[-2]
+        if self._counts is None:
+            first, end = self._first_seen(n), self._position - self._base
+        else:
+            # Nobody waits for lengths that the device alone knows: a sequence without tokens gets zeros there.
+            first, end = 0, max(self._bounds)
+            for i, bound in enumerate(self._bounds):
+                self._first_seen(n, f" of sequence {i}", bound)
+        k, v = (self._buffers[name][:, :, first:end] for name in ("keys", "values"))
+        return Problem.of(q, k, v, mask=self._mask(n, end - first), scale=scale, enable_gqa=True), first
+
+    def _check_queries(self, q: Tensor) -> None:
+        """Raise if queries are not of this cache's kind."""
         check_tensor("q", q)
         if has_tangents(q):
             rule = "asks for derivatives forward, which answers from a cache do not carry"
@@ -342,14 +417,21 @@ class KeyValueCache(TokenBuffers):
             raise ShapeError("q.shape[0]", q.shape[0], f"must equal batch={self.batch}", "attend with the whole batch")
         if q.dtype != self.dtype:
             raise DtypeError("q.dtype", q.dtype, f"must equal the cache's {self.dtype}", f"use q.to({self.dtype})")
-        n, end = q.shape[-2], self._position - self._base
-        oldest = 0 if self.window is None else max(0, self._position - n - self.window + 1)
-        if n > self._position or oldest < self._base:
-            rule = f"exceeds the {min(self._position, end)} tokens held"
+
+    def _first_seen(self, n: int, sequence: str = "", position: int | None = None) -> int:
+        """Where in the buffers the tokens begin that the last n queries see: with a group.
+
+        Raises if there are fewer tokens, of the cache or of a `sequence` that is so long.
+        """
+        position = self._position if position is None else position
+        if position == 0:
+            name = f"length{sequence}" if sequence else "cache.length"
+            raise ShapeError(name, 0, "must be at least 1", "append keys and values first")
+        oldest = 0 if self.window is None else max(0, position - n - self.window + 1)
+        if n > position or oldest < self._base:
+            rule = f"exceeds the {position - self._base} tokens held{sequence}"
             raise ShapeError("q.shape[-2]", n, rule, "attend right after appending their keys")
-        first = (oldest - self._base) // GROUP * GROUP
-        k, v = (self._buffers[name][:, :, first:end] for name in ("keys", "values"))
-        return Problem.of(q, k, v, mask=self._mask(n, end - first), scale=scale, enable_gqa=True), first
+        return (oldest - self._base) // GROUP * GROUP
 
     def _mask(self, n: int, s: int) -> Tensor | None:
         """Which of the last s tokens each of the last n sees: those up to itself, within the window."""

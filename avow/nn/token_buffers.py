@@ -3,6 +3,9 @@ r"""The tokens of a cache in buffers that grow: keys, values, a sketch of the ke
 Groups of 64 tokens are sketched when they are complete: on a GPU at once, on a CPU, where short caches are read in
 full, when the sketch is asked for. While there is room nothing moves; then all that is still seen moves to new buffers,
 in which half is free.
+
+Sequences of one length lie in one set of buffers. If lengths differ, kernels count the tokens of each in the same
+buffers; elsewhere each sequence becomes a cache of its own (`_sequences`).
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import dataclasses
 import functools
 import math
 import operator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -74,6 +78,9 @@ def is_plain_call() -> bool:
 class TokenBuffers:
     """Keys and values of `key_heads` heads, to which tokens are appended."""
 
+    _sequences: list[Self]
+    """A cache for each sequence, if their lengths differed and kernels do not keep them."""
+
     @declared()
     def __init__(
         self,
@@ -114,10 +121,17 @@ class TokenBuffers:
         """Why kernels do not keep and read these tokens; empty if they do."""
         self._store: TokenStore | None = None
         """The buffers as kernels know them, with how many tokens each head has."""
-        self._append_one: Replayed | None = None
+        self._append_one: dict[torch.dtype | None, Replayed | None] = {}
+        """The append of one token, by the type of its counts, if any."""
         self._replayed = False
         """Whether a CUDA graph may append tokens that only the device counts."""
+        self._uncounted = False
+        """Whether the device alone knows how many tokens were appended; then the host has upper bounds."""
         self._counted = 0
+        """How many tokens the longest sequence has."""
+        self._counts: list[int] | None = None
+        """How many tokens each sequence has, if kernels keep sequences whose lengths may differ."""
+        self._sequences = []
         self._base = 0
         """The position of the first token that the buffers hold: the first of a group."""
         with torch.inference_mode(False):  # it is written to outside, too
@@ -135,16 +149,18 @@ class TokenBuffers:
         """How many of the groups held have a sketch."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
-        self._buffers = self._allocate(0 if capacity is None else -(-capacity // GROUP) * GROUP)
+        self._buffers = self._allocate(self._first_room)
         self._bind()
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         """The buffer of keys, and `tokens` of it, as they were last asked for."""
 
     @property
     def _position(self) -> int:
-        """How many tokens were appended in all; after a replay the device has to be asked."""
-        if self._replayed and self._store is not None and not is_capturing(self.device):
-            self._counted = int(self._store.used.amax())
+        """How many tokens were appended in all; if the device alone counted them, it has to be asked."""
+        if (self._replayed or self._uncounted) and self._store is not None and not is_capturing(self.device):
+            used = self._store.used.view(self.batch, -1)[:, 0].tolist()
+            self._uncounted = self._replayed
+            self._set_counts(used, self._counts is not None and self._replayed)
         return self._counted
 
     @_position.setter
@@ -152,18 +168,60 @@ class TokenBuffers:
         self._counted = position
 
     @property
+    def _first_room(self) -> int:
+        """For how many tokens an empty cache has room."""
+        return 0 if self.capacity is None else -(-self.capacity // GROUP) * GROUP
+
+    def _set_counts(self, counts: list[int], may_differ: bool = False) -> None:
+        """Have sequences be as long as this; they may be shorter than upper bounds say."""
+        self._counted = max(counts)
+        self._counts = counts if may_differ or len(set(counts)) > 1 else None
+
+    @property
+    def _ragged(self) -> bool:
+        """Whether lengths of sequences differ, as far as the host knows."""
+        return bool(self._sequences) or self._counts is not None
+
+    @property
+    def _positions(self) -> list[int]:
+        """How many tokens were appended to each sequence; while a graph is captured, upper bounds."""
+        if self._sequences:
+            return [one._position for one in self._sequences]
+        longest = self._position
+        return [longest] * self.batch if self._counts is None else self._counts
+
+    @property
     def length(self) -> int:
-        """How many tokens the next query sees."""
+        """How many tokens the next query sees; if sequences differ, that of the longest."""
         return self._position if self.window is None else min(self._position, self.window)
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens the next query of each sequence sees."""
+        return tuple(x if self.window is None else min(x, self.window) for x in self._positions)
+
+    @property
     def position(self) -> int:
-        """How many tokens were appended in all."""
+        """How many tokens were appended in all, to the longest sequence if they differ."""
         return self._position
+
+    def _check_one_length(self, what: str) -> None:
+        """Raise if lengths of sequences differ."""
+        if self._ragged and len(set(self._positions)) > 1:
+            rule = f"differ, and {what}"
+            raise ShapeError("cache.lengths", list(self.lengths), rule, "crop the sequences to one length")
 
     @property
     def tokens(self) -> tuple[Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
-        """The keys and values of all tokens held, as they lie there: the next one may move them."""
+        """The keys and values of all tokens held, as they lie there: the next one may move them.
+
+        Sequences of different lengths are not one tensor: that is an error.
+        """
+        if self._ragged:
+            self._check_one_length("tokens are one tensor")
+        if self._sequences:
+            parts = [one.tokens for one in self._sequences]
+            return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
         keys, end = self._buffers["keys"], self._position - self._base
         if self._seen is None or self._seen[0] is not keys or self._seen[1].shape[2] != end:
             self._seen = (keys, keys[:, :, :end], self._buffers["values"][:, :, :end])
@@ -172,7 +230,7 @@ class TokenBuffers:
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, the room for tokens to come included."""
-        return sum(x.nbytes for x in self._buffers.values())
+        return sum(x.nbytes for x in self._buffers.values()) + sum(one.nbytes for one in self._sequences)
 
     @property
     def overhead(self) -> float:
@@ -183,6 +241,8 @@ class TokenBuffers:
     @property
     def holding(self) -> Holding:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
+        if self._ragged:
+            raise ShapeError("cache.lengths", list(self.lengths), "must never have differed", "use another cache")
         self._measure_written()
         lengths = self._buffers["norms"][:, :, : self._position - self._base].double()
         error = norm_slack(max(self.dim, self.value_dim), self.dtype, self.dtype == torch.float64)
@@ -199,59 +259,262 @@ class TokenBuffers:
         check_range(0.0, key, value, 1.0)
         return longest, norms
 
-    def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
+    def append(
+        self,
+        k: Float[Tensor, "b g l d"],
+        v: Float[Tensor, "b g l e"],
+        lengths: Sequence[int] | Int[Tensor, "b"] | None = None,
+    ) -> None:
         """Remember tokens. If anything is wrong with them, or there is no memory, the cache stays as it was.
 
-        Under `torch.inference_mode` as elsewhere it holds ordinary tensors: others could not be written to outside.
+        Sequence i takes the first `lengths[i]` of them, or all; what stands behind is not read. On a GPU `lengths` may
+        be a tensor there, which nobody waits for: numbers outside 0 to l then make bounds infinite. Under
+        `torch.inference_mode` as elsewhere the cache holds ordinary tensors: others could not be written to outside.
         """
-        if not self._write_one(k, v):
+        if lengths is not None or self._sequences:
+            self._append_some(k, v, lengths)
+        elif not self._write_one(k, v):
             with torch.autocast(self.device.type, enabled=False):  # sketches and lengths are of numbers as they are
                 self._append(k, v) if self._unfit else self._append_by_kernel(k, v)
 
+    def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
+        """Keep the first tokens: `lengths` of every sequence, or of each its own number; with 0 it begins again.
+
+        On a GPU `lengths` may be a tensor there, which nobody waits for.
+        """
+        bounds = self._bounds
+        kept = self._checked_lengths([lengths] * self.batch if isinstance(lengths, int) else lengths, bounds)
+        if isinstance(kept, Tensor):
+            self._crop_by_kernel(kept, bounds, True)
+            return
+        if self.window is not None and any(0 < x < most for x, most in zip(kept, bounds, strict=True)):
+            rule = "forgets tokens that a shorter sequence would see"
+            raise ParameterError("window", self.window, rule, "crop to 0, or make the cache without a window")
+        if not self._unfit:
+            self._crop_by_kernel(self._on_device(kept), kept, False)
+        elif not any(kept):
+            if self._sequences:
+                self._sequences, self._buffers = [], self._allocate(self._first_room)
+            self._crop(0)
+        elif not self._sequences and len(set(kept)) == 1:
+            self._crop(kept[0])
+        else:
+            sequences = self._split()
+            for one, length in zip(sequences, kept, strict=True):
+                one._crop(length)
+            self._keep_apart(sequences)
+
+    @property
+    def _bounds(self) -> list[int]:
+        """At least the number of tokens of each sequence, without asking the device."""
+        if self._sequences:
+            return [one._counted for one in self._sequences]
+        counts, room = self._counts or [self._counted] * self.batch, self._buffers["keys"].shape[2]
+        return [room if self._replayed else min(x, room) for x in counts] if self._store is not None else counts
+
+    def _crop_by_kernel(self, kept: Int[Tensor, "b"], bounds: list[int], unknown: bool) -> None:
+        """Has the device keep the first tokens; `bounds` are upper bounds on how many, if the number is `unknown`."""
+        from avow.kernels.append_tokens import crop
+
+        if is_capturing(self.device):
+            self._replayed = True
+        self._uncounted |= unknown or self._replayed
+        if self._store is not None and self._buffers["keys"].shape[2]:
+            crop(self._store, kept)
+        self._set_counts(bounds, unknown or (self._counts is not None and self._uncounted))
+        if self._counted < GROUP:
+            self._metric = self._size = self._spread = None
+
     @torch.inference_mode(False)
-    def _append_by_kernel(self, k: Tensor, v: Tensor) -> None:
+    def _crop(self, length: int) -> None:
+        """Keep the first tokens of every sequence; what is known of the others is forgotten."""
+        self._measure_written()
+        self._position, self._known_bounds = length, None
+        self._sketched = min(self._sketched, length // GROUP)
+        # A bound is relative to the longest value that is left. Longer keys than those left bound these, too.
+        self._extremes = self._no_extremes()
+        if length:
+            self._extremes = wider(self._extremes, self._buffers["norms"][:, :, :length])
+        else:
+            self._base, self._longest = 0, torch.zeros_like(self._longest)
+        if length < GROUP:
+            self._metric = self._size = self._spread = None
+
+    def _checked_lengths(self, lengths: Sequence[int] | Tensor, most: list[int]) -> list[int] | Int[Tensor, "b"]:
+        """Lengths as numbers from 0 to `most`; or as they are, if they are on the device of kernels."""
+        if isinstance(lengths, Tensor):
+            if lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != (self.batch,):
+                given = f"{lengths.dtype} of shape {tuple(lengths.shape)}"
+                rule = f"must be torch.int32 or torch.int64 of shape ({self.batch},)"
+                raise ShapeError("lengths", given, rule, "give one number for each sequence")
+            if not self._unfit and lengths.device == self.device:
+                return lengths.contiguous()
+            lengths = lengths.tolist()
+        if is_capturing(self.device):
+            rule = "are numbers of the host, which a CUDA graph does not read again"
+            raise ParameterError("lengths", lengths, rule, f"use a tensor on {self.device}")
+        if not isinstance(lengths, Sequence) or len(lengths) != self.batch:
+            rule = f"must be {self.batch} numbers, one for each sequence"
+            raise ShapeError("lengths", str(lengths)[:80], rule, "name each, or leave lengths out")
+        for i, (length, limit) in enumerate(zip(lengths, most, strict=True)):
+            if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length <= limit:
+                rule = f"must be a whole number from 0 to {limit}"
+                raise ParameterError(f"lengths[{i}]", repr(length), rule, "count the tokens of each sequence")
+        return list(lengths)
+
+    def _on_device(self, lengths: list[int]) -> Int[Tensor, "b"]:
+        """Lengths where kernels read them; nothing waits for the copy."""
+        return torch.tensor(lengths, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    def _append_some(self, k: Tensor, v: Tensor, lengths: Sequence[int] | Tensor | None) -> None:
+        """Remember the first tokens of each sequence."""
+        self._check(k, v)
+        count = k.shape[2]
+        given = [count] * self.batch
+        counts = given if lengths is None else self._checked_lengths(lengths, given)
+        if not isinstance(counts, Tensor) and len(set(counts)) == 1 and not self._sequences:
+            self.append(k[:, :, : counts[0]], v[:, :, : counts[0]])
+        elif not self._unfit:
+            with torch.autocast(self.device.type, enabled=False):
+                self._append_by_kernel(k, v, counts)
+        else:
+            assert not isinstance(counts, Tensor)
+            self._append_to_each(k, v, counts)
+
+    @torch.inference_mode(False)
+    def _append_to_each(self, k: Tensor, v: Tensor, counts: list[int]) -> None:
+        """Remember tokens in the cache of each sequence, or in none if one of them refuses."""
+        behind = torch.arange(k.shape[2]) >= torch.tensor(counts).unsqueeze(-1)  # (b, l)
+        hidden = behind[:, None, :, None].to(self.device)
+        self.checked_norms(k.detach().masked_fill(hidden, 0), v.detach().masked_fill(hidden, 0))
+        sequences = self._split()
+        # What a cache appends is written behind its tokens, and what it knows of them is replaced.
+        before = [dict(vars(one)) for one in sequences]
+        try:
+            for i, (one, count) in enumerate(zip(sequences, counts, strict=True)):
+                if count:
+                    one.append(k[i : i + 1, :, :count], v[i : i + 1, :, :count])
+        except BaseException:
+            for one, state in zip(sequences, before, strict=True):
+                vars(one).update(state)
+            raise
+        self._keep_apart(sequences)
+
+    def _keep_apart(self, sequences: list[Self]) -> None:
+        """Have each sequence be in a cache of its own."""
+        self._sequences, self._buffers = sequences, self._allocate(0)
+        self._counted = max(one._counted for one in sequences)
+
+    def _split(self) -> list[Self]:
+        """A cache for each sequence, which goes on in this one's buffers while these have room."""
+        return self._sequences or [self._sequence(i, length) for i, length in enumerate(self._positions)]
+
+    def _sequence(self, i: int, length: int) -> Self:
+        """The cache of one sequence, of so many tokens, in this one's buffers."""
+        self._measure_written()
+        sizes = self.key_heads, self.dim, self.value_dim
+        one = type(self)(*sizes, dtype=self.dtype, device=self.device, bits=self.bits, window=self.window)
+        one._unfit, one._wide, one.capacity = self._unfit, self._wide, self.capacity
+        one._base, one._counted, one._sketched = self._base, length, self._sketched
+        for name in ("longest", "extremes", "metric", "size", "spread"):
+            of_all = getattr(self, f"_{name}")
+            setattr(one, f"_{name}", None if of_all is None else of_all[i : i + 1])
+        one._buffers = {name: x[i : i + 1] for name, x in self._buffers.items()}
+        return one
+
+    @torch.inference_mode(False)
+    def _append_by_kernel(self, k: Tensor, v: Tensor, lengths: list[int] | Tensor | None = None) -> None:
         """One kernel writes, measures and sketches the tokens: nothing waits for the device, which alone can tell
         whether they are finite. If they are not, bounds are infinite from then on.
         """
-        from avow.kernels.append_tokens import append
-
         self._check(k, v)
         # A kernel reads numbers as they lie there, and a view may stand for their negatives.
         k, v, count = k.detach().resolve_neg(), v.detach().resolve_neg(), k.shape[2]
         if count == 0:
             return
         capturing = is_capturing(self.device)
+        usual = lengths is None and self._counts is None and not (capturing or self._replayed or self._uncounted)
+        sized = count < GROUP or self._metric is not None
+        if usual and sized and self._counted + count <= self._buffers["keys"].shape[2]:
+            self._counted += count
+        else:
+            self._count(k, lengths, capturing)
+        counts = self._on_device(lengths) if isinstance(lengths, list) else lengths
+        self._write_by_kernel(k, v, counts, capturing)
+
+    def _count(self, k: Tensor, lengths: list[int] | Tensor | None, capturing: bool) -> None:
+        """Make room for tokens that come, count them and measure the first."""
+        count = k.shape[2]
+        # At most so many come to each sequence.
+        added = lengths if isinstance(lengths, list) else [count] * self.batch
+        uncounted = capturing or self._replayed or self._uncounted or isinstance(lengths, Tensor)
         # Who replays a graph has said how many tokens there will be; the device counts, and says if they were more.
-        counted = capturing or (self._replayed and self.capacity is not None)
-        if not counted and self._position + count > self._buffers["keys"].shape[2]:
-            if self._replayed:
-                rule = "would move the tokens that a captured CUDA graph writes to"
-                raise ShapeError("tokens", self._position + count, rule, "make the cache with a capacity")
-            self._sketched = self._groups
-            self._buffers, _ = self._grown(0, self._position + count)
-            self._bind()
-        assert self._store is not None
-        if self._metric is None and count >= GROUP and self._counted < GROUP and not (capturing or self._replayed):
-            # The first whole groups say how large keys are, and in which channels they lose most. Sketches are of one
-            # size: later groups, and a graph that is replayed, must not say it again.
-            first = sketched(k[:, :, : min(count // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
-            self._metric, self._size = first.metric, first.size
-            self._store.metric.copy_(first.metric.flatten(0, 1))
-            self._store.size.copy_(first.size.flatten())
+        if not capturing and not (uncounted and self.capacity is not None):
+            self._make_room(added)
+        if not uncounted:
+            self._measure_first(k, added)
         if capturing:
             self._replayed = True
-        else:
-            self._counted += count
+        before = self._counts or [self._counted] * self.batch
+        after = before if capturing else list(map(operator.add, before, added))
+        self._set_counts(after, isinstance(lengths, Tensor) or (self._counts is not None and uncounted))
+        self._uncounted |= isinstance(lengths, Tensor)
+
+    def _make_room(self, added: list[int]) -> None:
+        """Have buffers hold so many more tokens of each sequence; asks the device only if bounds exceed the room."""
+        room = self._buffers["keys"].shape[2]
+        if not self._replayed and max(map(operator.add, self._bounds, added)) <= room:
+            return
+        after = max(map(operator.add, self._positions, added))
+        if after <= room:
+            return
+        if self._replayed:
+            rule = "would move the tokens that a captured CUDA graph writes to"
+            raise ShapeError("tokens", after, rule, "make the cache with a capacity")
+        self._sketched = self._groups
+        self._buffers, _ = self._grown(0, after)
+        self._bind()
+
+    def _measure_first(self, k: Tensor, added: list[int]) -> None:
+        """The first whole groups say how large keys are, and in which channels they lose most.
+
+        Sketches are of one size: later groups, and a graph that is replayed, must not say it again.
+        """
+        assert self._store is not None
+        metric, size = (x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size))
+        if self._counts is None and len(set(added)) == 1:
+            if self._metric is None and self._counted < GROUP <= added[0]:
+                first = sketched(k[:, :, : min(added[0] // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
+                self._metric, self._size = first.metric, first.size
+                metric.copy_(first.metric)
+                size.copy_(first.size)
+            return
+        for i, (before, count) in enumerate(zip(self._bounds, added, strict=True)):
+            if before < GROUP <= count:
+                first = sketched(k[i : i + 1, :, : min(count // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
+                metric[i : i + 1].copy_(first.metric)
+                size[i : i + 1].copy_(first.size)
+
+    def _write_by_kernel(self, k: Tensor, v: Tensor, counts: Tensor | None, capturing: bool) -> None:
+        from avow.kernels.append_tokens import append
+
+        assert self._store is not None
+        count, store = k.shape[2], self._store
         if capturing or count > 1 or not k.is_cuda:
             # A head's first group says how large its keys are, where nothing else did: it goes ahead of the others.
             ahead = GROUP if self._metric is None and count > GROUP else count
-            append(self._store, k[:, :, :ahead], v[:, :, :ahead])
             if ahead < count:
-                append(self._store, k[:, :, ahead:], v[:, :, ahead:])
+                first, counts = (None,) * 2 if counts is None else (counts.clamp(max=ahead), counts - ahead)
+                append(store, k[:, :, :ahead], v[:, :, :ahead], counts=first)
+                k, v, counts = k[:, :, ahead:], v[:, :, ahead:], None if counts is None else counts.clamp(min=0)
+            append(store, k, v, counts=counts)
         else:
-            if self._append_one is None:
-                self._append_one = Replayed(functools.partial(append, self._store))
-            self._append_one(k, v)
+            kind = None if counts is None else counts.dtype
+            replayed = self._append_one.get(kind)
+            if replayed is None:
+                replayed = Replayed(lambda k, v, counts=None: append(store, k, v, counts=counts))
+                self._append_one[kind] = replayed
+            replayed(*((k, v) if counts is None else (k, v, counts)))
 
     @torch.inference_mode(False)
     def _bind(self) -> None:
@@ -270,7 +533,7 @@ class TokenBuffers:
             known = metric, size, *lengths, torch.zeros(heads, device=self.device), *counts
         else:
             known = self._store[len(PARTS) + 3 :]
-        self._append_one = None
+        self._append_one = {}
         self._store = TokenStore(*(flat[name] for name in ("keys", "values", "norms", *PARTS)), *known)
 
     def _report_faults(self) -> None:
@@ -281,6 +544,9 @@ class TokenBuffers:
         if flags & 4:
             held = self._buffers["keys"].shape[2]
             raise ShapeError("tokens appended", f"more than {held}", "exceed the room of the cache", "raise capacity=")
+        if flags & 8:
+            rule = "were outside of 0 to the number of tokens given"
+            raise ParameterError("lengths", "on the device", rule, "count the tokens of each sequence; crop it to 0")
         if flags & 1:
             remedy = "remove NaN and inf from them, and fill the cache again"
             raise NonFiniteError("k or v", "nan or inf", "was appended, and must be finite", remedy)

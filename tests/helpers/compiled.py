@@ -57,12 +57,13 @@ def decode(confidence: float = 1.0, siblings: int = 4, queries: int = 1) -> None
 
 
 def appended() -> None:
-    """One token more in a cache, and many."""
+    """One token more in a cache, and many, of all sequences or of each its own number."""
     from avow.kernels.append_tokens import append
     from tests.helpers.stores import blank, drawn
 
     for many in (1, 5, 200):
-        append(blank(d=128, e=128), *drawn(many, d=128, e=128))
+        for counts in (None, torch.tensor([1], dtype=torch.int32), torch.tensor([1])):
+            append(blank(d=128, e=128), *drawn(many, d=128, e=128), counts=counts)
 
 
 def scans() -> None:

@@ -17,8 +17,8 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.core import Certificate, LazyCertificate
-from avow.errors import ParameterError, ShapeError
-from avow.kernels import pausing, sparse_decode
+from avow.errors import ShapeError
+from avow.kernels import operators, pausing, sparse_decode
 from avow.kernels.append_tokens import append
 from avow.nn import kernel_steps, token_buffers
 from avow.nn.key_value_cache import KeyValueCache
@@ -115,14 +115,26 @@ def test_several_queries_and_many_siblings_are_answered_by_one_step(heads: int, 
         appended(cache)
 
 
+@pytest.mark.parametrize(("window", "queries"), [(64, 1), (100, 5), (400, 3)])
+def test_windows_of_a_cache_with_room_for_all_tokens_are_read_by_kernels(window: int, queries: int) -> None:
+    cache = filled(180, window=window, capacity=256)
+    for _ in range(2):
+        q = (6 * torch.randn(1, 4, queries, 32)).bfloat16()
+        out, certificate = cache.attend(q, tol=TOL)
+        assert certificate.method == "sparse" and certificate.keeps(TOL)
+        assert bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
+        appended(cache)
+    assert cache.length == min(window, 182)
+
+
 def test_more_rows_than_kernels_have_room_for_get_the_exact_answer_and_the_reason() -> None:
     cache, q = filled(), (torch.randn(1, 8, 17, 32)).bfloat16()
     out, certificate = cache.attend(q, tol=TOL)
-    assert certificate.method == "exact" and certificate.reason == "4 query heads of 17 queries share a key head"
+    assert certificate.method == "exact" and certificate.reason == "68 queries share a key head"
     assert bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
     sinks = torch.randn(8)
     out, certificate = cache.attend(q, tol=TOL, sinks=sinks)
-    assert certificate.method == "exact" and "sinks without kernels: 4 query heads" in certificate.reason
+    assert certificate.method == "exact" and "sinks without kernels: 68 queries" in certificate.reason
     assert bool((apart(cache, out, truth(cache, q, sinks)) <= certificate.rows).all())
 
 
@@ -134,7 +146,7 @@ def test_a_step_reads_the_buffers_where_they_lie(monkeypatch: pytest.MonkeyPatch
         seen.extend([k, v, sketch.codes, sketch.scale, sketch.zero, sketch.radius, sketch.reach, lengths.each])
         return plain(q, k, v, sketch, lengths, *rest, **more)
 
-    monkeypatch.setattr(sparse_decode, "decode", watched)
+    monkeypatch.setattr(operators, "decode", watched)
     cache.attend(asked(), tol=TOL)
     names = ("keys", "values", "codes", "scale", "zero", "radius", "reach", "norms")
     assert [x.data_ptr() for x in seen] == [cache._buffers[name].data_ptr() for name in names]
@@ -200,7 +212,7 @@ def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch() -> No
 def test_a_guess_that_was_off_costs_time_and_not_the_tolerance() -> None:
     cache, q = filled(), asked()
     assert cache.attend(q, tol=TOL).certificate.keeps(TOL)
-    cache._steps._reports[1, 4][3] = 1e-4
+    cache._steps._reports[1, 4, 1][3] = 1e-4
     out, certificate = cache.attend(q, tol=TOL)
     assert certificate.keeps(TOL) and bool((errors(cache, q, out) <= certificate.rows).all())
     assert certificate.reason == "all tokens were read: the sketch saved nothing"
@@ -238,8 +250,8 @@ def unfit(cache: KeyValueCache, q: Tensor, tol: float, confidence: float) -> str
     ("options", "heads", "tol", "why"),
     [
         ({"bits": 8}, 4, TOL, "the sketch does not have 4 bits"),
-        ({"window": 400}, 4, TOL, "the cache has a sliding window"),
-        ({}, 18, TOL, "9 query heads share a key head"),
+        ({"window": 400}, 4, TOL, "the tokens of a sliding window move; with capacity= they stay"),
+        ({}, 130, TOL, "65 queries share a key head"),
         ({"dtype": torch.float64}, 4, TOL, "the kernels do not support torch.float64"),
         ({}, 4, 5e-3, "rounding takes most of the tolerance"),
     ],
@@ -352,8 +364,6 @@ def test_a_cache_with_a_capacity_stays_where_it_is_and_takes_no_more() -> None:
     assert places == [x.data_ptr() for x in cache._buffers.values()] and cache.length == 133
     with pytest.raises(ShapeError, match="tokens=257 exceeds the capacity of 200; make the cache with a larger"):
         appended(cache, 257 - 133)
-    with pytest.raises(ParameterError, match="capacity=100 has no effect with a window"):
-        KeyValueCache(2, 32, window=64, capacity=100)
 
 
 def test_tokens_that_only_the_device_has_counted_are_seen() -> None:

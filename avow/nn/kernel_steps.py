@@ -22,14 +22,13 @@ from avow.core.certify import absolute_errors, relative_errors
 from avow.core.requirement import INDEPENDENT
 from avow.methods.sparse import Sparse
 from avow.numerics.rounding import tiny, unit
-from avow.numerics.sketch import Sketch
 
 if TYPE_CHECKING:
     from avow.kernels.append_tokens import TokenStore
 
 # What kernels can multiply, how many rows may share a key head (its query heads times the queries of each), how wide
 # heads may be, and of how many tokens they can draw.
-_TYPES, _ROWS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 64, 256
+_TYPES, ROWS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 64, 256
 _DRAWABLE = 2**24
 # Of a tolerance these shares are aimed at by what is not read, and by draws; the rest is for rounding, and for guesses
 # that were off.
@@ -45,18 +44,6 @@ _SUMS = "tensor cores sum in float32, with twice its unit"
 _POWERS = "ex2.approx is right to two units of float32, lg2.approx to 2^-21"
 
 
-class Tokens(NamedTuple):
-    """What a step reads: keys, values and sketch with room for tokens to come, and all that is known of them."""
-
-    k: Float[Tensor, "b g capacity d"]
-    v: Float[Tensor, "b g capacity e"]
-    norms: Float32[Tensor, "b g capacity"]
-    sketch: Sketch
-    store: TokenStore
-    window: int | None
-    """How many tokens a query sees, if not all."""
-
-
 class Asked(NamedTuple):
     """What a step is asked for, beside its queries."""
 
@@ -65,6 +52,8 @@ class Asked(NamedTuple):
     scale: float
     always: bool
     """Whether the sketch is used whatever it saves."""
+    window: int | None = None
+    """How many tokens a query sees, if not all."""
 
     @property
     def drop(self) -> float:
@@ -136,6 +125,18 @@ class KernelSteps:
     """The step whose bounds the host gets to see: each time twice as far ahead, up to a limit."""
     _landing: tuple[Tensor, torch.cuda.Event] | None = field(default=None, repr=False)
     """Where bounds arrive on the host, and the event that says so."""
+    _last: tuple[TokenStore, Asked, tuple[int, ...], torch.dtype] | None = field(default=None, repr=False)
+    """The store, what was asked, and the shape and type of the queries of the last compiled step."""
+    latest: LazyCertificate = field(init=False, repr=False)
+    """Tells of the last compiled step whenever it is looked at."""
+
+    def __post_init__(self) -> None:
+        self.latest = LazyCertificate.of(self._latest_fields, follows=True)
+
+    def _latest_fields(self) -> dict[str, Any]:
+        assert self._last is not None  # only such a step hands it out
+        store, asked, shape, kind = self._last
+        return _fields(self._reports[shape[:3]], store, asked, shape, kind)
 
     def __deepcopy__(self, memo: object) -> KernelSteps:
         """Another cache learns for itself."""
@@ -151,7 +152,7 @@ class KernelSteps:
         (h, n), s, kind = problem.q.shape[1:3], problem.k.shape[2], problem.q.dtype
         siblings = h // problem.k.shape[1]
         reasons = {
-            f"{siblings} query heads of {n} queries share a key head": siblings * n > _ROWS,
+            f"{siblings * n} queries share a key head": siblings * n > ROWS,
             "the scale is not above 0": not problem.scale > 0,
             f"the kernels sample at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
             "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
@@ -179,67 +180,58 @@ class KernelSteps:
     def step(
         self,
         q: Float[Tensor, "b h n d"],
-        tokens: Tokens,
+        store: TokenStore,
         asked: Asked,
         generator: torch.Generator | None = None,
         sinks: Float[Tensor, "h"] | None = None,
     ) -> tuple[Tensor, Certificate]:
         """The answers to the last queries of each head, with their certificate."""
-        b, h, n, _ = q.shape
-        if (b, h, n) not in self._reports:
-            from avow.kernels.finalize import blank_report
-
-            self._reports[b, h, n] = blank_report(b, h * n, q.device)
-        own = self._reports[b, h, n]
+        state, own = self._written(q, asked)
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
         rows = q.detach().resolve_neg().contiguous()
         if not q.is_cuda or capturing or generator is not None:
-            out = self._decode(rows, tokens, asked, seed, sinks)
+            out = _decode(rows, store, asked, state, own, seed, sinks)
         else:
             # What a graph reads stays where it was: sinks are known by their place.
             key = rows.shape, asked, None if sinks is None else (sinks.data_ptr(), sinks.dtype)
             if key not in self._graphs:
                 if len(self._graphs) >= _GRAPHS:
                     self._graphs.clear()
-                self._graphs[key] = Replayed(lambda x: self._decode(x, tokens, asked, seed, sinks))
+                self._graphs[key] = Replayed(lambda x: _decode(x, store, asked, state, own, seed, sinks))
             out = self._graphs[key](rows).clone()
         report = own if capturing else own.clone()
         if not capturing and self._notice is None and self._steps >= self._next_notice:
             self._notice = self._sent(report, asked.tol)
             self._next_notice = self._steps + min(self._steps, _NOTICE)
         self._steps += 1
-        certificate = _certificate(report, out.dtype, tokens, asked, q, capturing)
+        shape, kind = tuple(q.shape), q.dtype
+        certificate = LazyCertificate.of(lambda: _fields(report, store, asked, shape, kind), capturing)
         return out, certificate
 
-    def _decode(self, q: Tensor, tokens: Tokens, asked: Asked, seed: Tensor | None, sinks: Tensor | None) -> Tensor:
-        from avow.kernels.pausing import Used, blank_state
-        from avow.kernels.sparse_decode import Lengths, decode
+    def compiled_step(self, q: Tensor, store: TokenStore, asked: Asked, sinks: Tensor | None) -> Tensor:
+        """The answers inside of `torch.compile`, which sees one operator; `latest` is their certificate."""
+        state, own = self._written(q, asked)
+        seed = None
+        if asked.confidence < 1:
+            if self._seed is None:
+                self._seed = torch.randint(2**62, (1,), device=q.device)
+            seed = self._seed
+        self._last = store, asked, tuple(q.shape), q.dtype
+        return _decode(q.detach(), store, asked, state, own, seed, sinks)
 
+    def _written(self, q: Tensor, asked: Asked) -> tuple[Int32[Tensor, "5"], Float32[Tensor, "5 b h"]]:
+        """The state and the report that steps of such queries write to."""
+        from avow.kernels.finalize import blank_report
+        from avow.kernels.pausing import blank_state
+
+        b, h, n, _ = q.shape
         if asked.always not in self._states:
             shortest = 0 if asked.always else SHORTEST
             self._states[asked.always] = blank_state(q.device, shortest, asked.always)
-        store, (b, h, n, d) = tokens.store, q.shape
-        lengths = Lengths(tokens.norms, store.most.view(tokens.norms.shape[:2]))
-        # What draws are aimed at follows from the limit, which single precision may round up.
-        drop, limit = asked.drop, asked.tol * (1 - 2.0**-20)
-        found = decode(
-            q.view(b, h * n, d),
-            tokens.k,
-            tokens.v,
-            tokens.sketch,
-            lengths,
-            drop,
-            asked.scale,
-            None,
-            limit,
-            asked.confidence,
-            seed,
-            used=Used(store.used, self._states[asked.always], None if n == 1 else n, tokens.window),
-            report=self._reports[b, h, n],
-            sinks=None if sinks is None else sinks.detach().float(),
-        )
-        return found.out.view(b, h, n, -1)
+        if (b, h, n) not in self._reports:
+            self._reports[b, h, n] = blank_report(b, h * n, q.device)
+        return self._states[asked.always], self._reports[b, h, n]
 
     def _sent(self, report: Tensor, tol: float) -> _Notice:
         """Bounds under way: a copy to memory that a GPU writes while the host goes on."""
@@ -263,14 +255,30 @@ class KernelSteps:
         return number
 
 
-def fits(dim: int, value_dim: int, dtype: torch.dtype, bits: int | None, window: int | None) -> str:
-    """Why kernels cannot keep and read a cache of this shape; empty if they can."""
+def _decode(
+    q: Tensor,
+    store: TokenStore,
+    asked: Asked,
+    state: Tensor,
+    report: Tensor,
+    seed: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    from avow.kernels.operators import decode_step
+
+    # What draws are aimed at follows from the limit, which single precision may round up.
+    limits = asked.drop, asked.tol * (1 - 2.0**-20), asked.confidence, asked.scale
+    return decode_step(q, list(store), state, report, seed, sinks, *limits, asked.window)
+
+
+def fits(dim: int, value_dim: int, dtype: torch.dtype, bits: int | None, moves: bool) -> str:
+    """Why kernels cannot keep and read a cache of this shape, whose tokens may move; empty if they can."""
     reasons = {
         f"the kernels do not support {dtype}": dtype not in _TYPES,
         "the sketch does not have 4 bits": bits != 4,
         f"{dim} dimensions are not a multiple of 16 up to {_WIDEST}": dim % 16 != 0 or dim > _WIDEST,
         f"{value_dim} dimensions of values are more than {_WIDEST}": value_dim > _WIDEST,
-        "the cache has a sliding window": window is not None,
+        "the tokens of a sliding window move; with capacity= they stay": moves,
     }
     return next((text for text, holds in reasons.items() if holds), "")
 
@@ -284,37 +292,34 @@ def absent(device: torch.device) -> str:
     return why_not(device)
 
 
-def _certificate(
-    report: Float32[Tensor, "5 b h"], dtype: torch.dtype, tokens: Tokens, asked: Asked, q: Tensor, follows: bool
-) -> Certificate:
-    """What a report says, told when somebody looks: the first look waits for the step to be done."""
-    chance, (b, h, n, d), (g, _, e) = 1 - asked.confidence, q.shape, tokens.v.shape[1:]
-
-    def fields() -> dict[str, Any]:
-        rows, lengths, most, _, share = (x.double().view(b, h, n) for x in report)
-        # Answers were measured in float32, to 2^-13, and then rounded to their type.
-        floors = (lengths * (1 - 2.0**-11 - unit(dtype)) - e**0.5 * tiny(dtype)).clamp(min=0.0)
-        # The longest value is at least `most`, and hardly longer.
-        own = relative_errors(absolute_errors(rows, most * (1 + 2.0**-18)), floors)
-        own = torch.where(rows < torch.inf, own, torch.inf)
-        method = Sparse(bits=4, drop=asked.drop, chance=chance)
-        read = float(share.mean())
-        parted = f"{read:.1%} of the tokens were read in full, those that {'were drawn' if chance else 'may matter'}"
-        return {
-            "method": method.name,
-            "parameters": method.parameters,
-            "target": method.target,
-            "kind": "statistical" if chance else "deterministic",
-            "rows": rows,
-            "bound": float(rows.amax()),
-            "relative_rows": own,
-            "relative": float(own.amax()),
-            "confidence": asked.confidence,
-            "coverage": 1.0,
-            "rounding": True,
-            "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
-            "reason": parted if read < 1 else "all tokens were read: the sketch saved nothing",
-            "cost": method.cost(Sizes(b, h, g, n, int(tokens.store.used.amax()), d, e, q.dtype)),
-        }
-
-    return LazyCertificate.of(fields, follows)
+def _fields(
+    report: Float32[Tensor, "5 b h"], store: TokenStore, asked: Asked, shape: tuple[int, ...], dtype: torch.dtype
+) -> dict[str, Any]:
+    """What a report says of the answers to queries of a shape; a look at it waits for the step to be done."""
+    chance, (b, h, n, d), e = 1 - asked.confidence, shape, store.v.shape[-1]
+    g = store.used.numel() // b
+    rows, lengths, most, _, share = (x.double().view(b, h, n) for x in report)
+    # Answers were measured in float32, to 2^-13, and then rounded to their type.
+    floors = (lengths * (1 - 2.0**-11 - unit(dtype)) - e**0.5 * tiny(dtype)).clamp(min=0.0)
+    # The longest value is at least `most`, and hardly longer.
+    own = relative_errors(absolute_errors(rows, most * (1 + 2.0**-18)), floors)
+    own = torch.where(rows < torch.inf, own, torch.inf)
+    method = Sparse(bits=4, drop=asked.drop, chance=chance)
+    read = float(share.mean())
+    parted = f"{read:.1%} of the tokens were read in full, those that {'were drawn' if chance else 'may matter'}"
+    return {
+        "method": method.name,
+        "parameters": method.parameters,
+        "target": method.target,
+        "kind": "statistical" if chance else "deterministic",
+        "rows": rows,
+        "bound": float(rows.amax()),
+        "relative_rows": own,
+        "relative": float(own.amax()),
+        "confidence": asked.confidence,
+        "coverage": 1.0,
+        "rounding": True,
+        "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
+        "reason": parted if read < 1 else "all tokens were read: the sketch saved nothing",
+        "cost": method.cost(Sizes(b, h, g, n, int(store.used.amax()), d, e, dtype)),
+    }

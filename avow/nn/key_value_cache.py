@@ -44,11 +44,11 @@ from avow.errors import (
 from avow.methods import named_form
 from avow.methods.sparse import Sparse
 from avow.nn import cache_file
-from avow.nn.kernel_steps import Asked, KernelSteps, Tokens
+from avow.nn.kernel_steps import ROWS, Asked, KernelSteps
 from avow.nn.split_k_exact import SplitKExact, serves
-from avow.nn.token_buffers import PARTS, TokenBuffers, is_capturing, is_plain_call, norm_slack
+from avow.nn.token_buffers import TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.numerics.norms import check_range, row_norms
-from avow.numerics.sketch import GROUP, Sketch
+from avow.numerics.sketch import GROUP
 
 # What `attend` is called with beside queries: tol, confidence, scale, generator, method and rtol.
 _Arguments = tuple[float | None, float | None, float | None, torch.Generator | None, str, float | None]
@@ -106,24 +106,10 @@ class KeyValueCache(TokenBuffers):
 
     _asked_last: tuple[_Arguments, torch.Size, Asked] | None = None
     """The arguments of the last call, if kernels answered it, the shape of its queries, and what they were asked."""
-    _room: Tokens | None = None
 
     def _bind(self) -> None:
         super()._bind()
         self._steps.forget_addresses()
-        self._room = None
-
-    @property
-    def _tokens(self) -> Tokens:
-        """All tokens and the room for others, as kernels read them."""
-        if self._room is None:
-            assert self._store is not None
-            metric, size = (x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size))
-            codes, scale, zero, radius, reach = (self._buffers[name] for name in PARTS)
-            sketch = Sketch(codes, scale, zero, radius, reach, metric, size, 4)
-            keys, values, norms = (self._buffers[name] for name in ("keys", "values", "norms"))
-            self._room = Tokens(keys, values, norms, sketch, self._store, self.window)
-        return self._room
 
     def attend(
         self,
@@ -154,6 +140,8 @@ class KeyValueCache(TokenBuffers):
         arguments = (tol, confidence, scale, generator, name, rtol)
         if sinks is not None:
             _check_sinks(sinks, q, self.device)
+        if torch.compiler.is_compiling() and not self._unfit:
+            return self._attend_compiled(q, arguments, sinks)
         if self._sequences:
             return self._attend_each(q, arguments, self._sequences, sinks)
         quick = self._quick if self._unfit else self._quick_by_kernel
@@ -280,10 +268,11 @@ class KeyValueCache(TokenBuffers):
 
     def _by_kernel(self, call: _Call, aim: float) -> Attended:
         """The answer by kernels, and what they were asked: the next call may be like this one."""
-        asked = Asked(aim, call.requirement.confidence, call.problem.scale, call.method == "sparse")
+        assert self._store is not None
+        asked = Asked(aim, call.requirement.confidence, call.problem.scale, call.method == "sparse", self.window)
         if self._checked is not None and call.requirement.rtol is None:
             self._asked_last = self._checked, call.problem.q.shape, asked
-        return Attended(*self._steps.step(call.problem.q, self._tokens, asked, call.generator, call.sinks))
+        return Attended(*self._steps.step(call.problem.q, self._store, asked, call.generator, call.sinks))
 
     def _quick_by_kernel(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended | None:
         """The answer if kernels gave the last one and nothing but the numbers changed since; else None."""
@@ -298,9 +287,23 @@ class KeyValueCache(TokenBuffers):
             or q.requires_grad
             or not is_plain_call()
             or (not is_capturing(self.device) and self._steps.ill)
+            or self._store is None
         ):
             return None
-        return Attended(*self._steps.step(q, self._tokens, last[2], sinks=sinks))
+        return Attended(*self._steps.step(q, self._store, last[2], sinks=sinks))
+
+    def _attend_compiled(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
+        """The answer inside of `torch.compile`, and a certificate that tells of the last such step of this cache."""
+        tol, confidence, scale, generator, method, rtol = arguments
+        rows, asked = q.shape[1] // self.key_heads * q.shape[2], 1.0 if confidence is None else confidence
+        served = rtol is None and generator is None and method != "exact" and rows <= ROWS
+        if not served or tol is None or self._store is None:
+            rule = "is not answered by one operator inside of torch.compile"
+            remedy = f"give tol= alone and at most {ROWS} queries that share a key head, or attend outside of it"
+            raise ParameterError("call", "exact, rtol=, generator= or many queries", rule, remedy)
+        factor = 1 / math.sqrt(self.dim) if scale is None else scale
+        wanted = Asked(tol, asked, factor, method == "sparse", self.window)
+        return Attended(self._steps.compiled_step(q, self._store, wanted, sinks), self._steps.latest)
 
     def _found_ill(self) -> str:
         """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""

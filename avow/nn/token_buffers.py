@@ -103,9 +103,6 @@ class TokenBuffers:
             check_count("window", window, 64)
         if capacity is not None:
             check_count("capacity", capacity, 64)
-            if window is not None:
-                remedy = "leave out capacity: a window makes room by itself"
-                raise ParameterError("capacity", capacity, "has no effect with a window", remedy)
         check_dtype("dtype", dtype, "use torch.bfloat16")
         try:
             # Where tensors land: "cuda" is the current one of the GPUs, and theirs says which.
@@ -117,7 +114,7 @@ class TokenBuffers:
         self.dtype, self.device, self.bits, self.window = dtype, place, bits, window
         self.capacity = capacity
         """How many tokens there is room for; None: buffers grow when they are full."""
-        self._unfit = absent(place) or fits(dim, value_dim, dtype, bits, window)
+        self._unfit = absent(place) or fits(dim, value_dim, dtype, bits, window is not None and capacity is None)
         """Why kernels do not keep and read these tokens; empty if they do."""
         self._store: TokenStore | None = None
         """The buffers as kernels know them, with how many tokens each head has."""
@@ -271,11 +268,29 @@ class TokenBuffers:
         be a tensor there, which nobody waits for: numbers outside 0 to l then make bounds infinite. Under
         `torch.inference_mode` as elsewhere the cache holds ordinary tensors: others could not be written to outside.
         """
-        if lengths is not None or self._sequences:
+        if torch.compiler.is_compiling() and not self._unfit:
+            self._append_compiled(k, v, lengths)
+        elif lengths is not None or self._sequences:
             self._append_some(k, v, lengths)
         elif not self._write_one(k, v):
             with torch.autocast(self.device.type, enabled=False):  # sketches and lengths are of numbers as they are
                 self._append(k, v) if self._unfit else self._append_by_kernel(k, v)
+
+    def _append_compiled(self, k: Tensor, v: Tensor, lengths: Sequence[int] | Tensor | None) -> None:
+        """Remember tokens inside of `torch.compile`, which sees one operator: the device counts them."""
+        from avow.kernels.operators import append_tokens
+
+        if self.capacity is None:
+            rule = "must be given, since nothing may move inside of torch.compile"
+            raise ParameterError("capacity", None, rule, "make the cache with room for all tokens to come")
+        if lengths is not None and not isinstance(lengths, Tensor):
+            rule = "are numbers of the host, which compiled code would not read again"
+            raise ParameterError("lengths", lengths, rule, f"use a tensor on {self.device}")
+        assert self._store is not None
+        self._replayed = True
+        if lengths is not None:
+            self._uncounted, self._counts = True, [self._counted] * self.batch
+        append_tokens(k.detach(), v.detach(), list(self._store), lengths)
 
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
         """Keep the first tokens: `lengths` of every sequence, or of each its own number; with 0 it begins again.
@@ -496,7 +511,7 @@ class TokenBuffers:
                 size[i : i + 1].copy_(first.size)
 
     def _write_by_kernel(self, k: Tensor, v: Tensor, counts: Tensor | None, capturing: bool) -> None:
-        from avow.kernels.append_tokens import append
+        from avow.kernels.operators import append_tokens as append
 
         assert self._store is not None
         count, store = k.shape[2], self._store
@@ -505,14 +520,14 @@ class TokenBuffers:
             ahead = GROUP if self._metric is None and count > GROUP else count
             if ahead < count:
                 first, counts = (None,) * 2 if counts is None else (counts.clamp(max=ahead), counts - ahead)
-                append(store, k[:, :, :ahead], v[:, :, :ahead], counts=first)
+                append(k[:, :, :ahead], v[:, :, :ahead], store, first)
                 k, v, counts = k[:, :, ahead:], v[:, :, ahead:], None if counts is None else counts.clamp(min=0)
-            append(store, k, v, counts=counts)
+            append(k, v, store, counts)
         else:
             kind = None if counts is None else counts.dtype
             replayed = self._append_one.get(kind)
             if replayed is None:
-                replayed = Replayed(lambda k, v, counts=None: append(store, k, v, counts=counts))
+                replayed = Replayed(lambda k, v, counts=None: append(k, v, store, counts))
                 self._append_one[kind] = replayed
             replayed(*((k, v) if counts is None else (k, v, counts)))
 

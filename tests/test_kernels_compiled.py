@@ -39,7 +39,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
     assert compiled("decode") == STEP.split()
     draws = STEP.replace("counting _marked", "_planned _drawn")
     assert compiled("draws") == draws.split()
-    assert compiled("queries") == f"{STEP} {draws} {STEP} {draws}".split()
+    assert compiled("queries") == 3 * f"{STEP} {draws}".split()
 
 
 def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:

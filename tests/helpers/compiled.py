@@ -38,19 +38,17 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
     print(self.__name__)
 
 
-def decode(confidence: float = 1.0, siblings: int = 4, queries: int = 1) -> None:
-    """One certified step, its last resort included; of several queries, with a window and sinks."""
+def decode(confidence: float = 1.0, queries: int | None = None, window: int | None = None) -> None:
+    """One certified step, its last resort included; several queries have sinks, too."""
     from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sparse_decode import decode, value_lengths
     from avow.numerics.sketch import sketched
 
-    shapes = ((1, 2 * siblings * queries, 128), (1, 2, 200, 128), (1, 2, 200, 128))
+    shapes = ((1, 8 * (queries or 1), 128), (1, 2, 200, 128), (1, 2, 200, 128))
     q, k, v = (torch.randn(shape).bfloat16() for shape in shapes)
     seed = torch.tensor([1]) if confidence < 1 else None
-    used, sinks = None, None
-    if queries > 1:
-        tokens = torch.full((2,), 200, dtype=torch.int32)
-        used, sinks = Used(tokens, blank_state(tokens.device), queries, 100), torch.zeros(2 * siblings)
+    tokens = torch.full((2,), 200, dtype=torch.int32)
+    used, sinks = Used(tokens, blank_state(tokens.device), queries, window), torch.zeros(8) if queries else None
     lengths = value_lengths(v)
     known = sketched(k), lengths._replace(each=lengths.each.float())
     decode(q, k, v, *known, 1e-2, limit=1e-2, confidence=confidence, seed=seed, used=used, sinks=sinks)
@@ -91,11 +89,11 @@ def tokens() -> None:
     step.separable_step(q, k, v, Sums(sums, total, total))
 
 
-FAMILIES: dict[str, Callable[[], None]] = {
+FAMILIES: dict[str, Callable[[], object]] = {
     "append": appended,
     "decode": decode,
     "draws": lambda: decode(0.999),
-    "queries": lambda: [decode(confidence, 4, queries) for queries in (3, 16) for confidence in (1.0, 0.999)] and None,
+    "queries": lambda: [decode(sure, *seen) for seen in ((3, None), (16, 100), (None, 100)) for sure in (1.0, 0.999)],
     "scans": scans,
     "tokens": tokens,
 }

@@ -178,6 +178,12 @@ class Asking(NamedTuple):
     sunk: bool
     ragged: bool
 
+    @property
+    def unusual(self) -> list[str]:
+        """What differs from one query of sequences of one length."""
+        own = {"queries": self.queries > 1, "window": self.window is not None, "sunk": self.sunk, "ragged": self.ragged}
+        return [name for name, there in own.items() if there]
+
     @staticmethod
     def drawn(rng: random.Random, siblings: int, tokens: int) -> Asking:
         queries = rng.choice([many for many in (1, 1, 2, 5, 8, 16) if many * siblings <= 64])
@@ -280,7 +286,7 @@ def run_caches(
             wrong = int((~(errors <= certificate.rows)).sum())
             how = "called" if graph is None else "replayed"
             counts[how if confidence == 1 else f"{how}, drawn"] += errors.numel()
-            for name in (name for name, x in asking._asdict().items() if x not in (None, False, 1)):
+            for name in asking.unusual:
                 counts[name] += errors.numel()
             counts["broken" if confidence == 1 else "missed"] += wrong
             counts["beyond the tolerance"] += int((certificate.rows > tol).sum())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -101,6 +103,23 @@ def test_a_step_is_exported_as_two_operators() -> None:
     q = asked()
     out = program.module()(q, *drawn(cache))
     assert cache.length == 127 and float(errors(cache, q, out).max()) <= TOL
+
+
+def test_a_cache_is_freed_at_once_with_its_graphs() -> None:
+    """One that waited for the garbage collector would end a capture that it is freed in."""
+    cache = filled()
+    cache.append(*drawn(cache))
+    cache.attend(asked(), tol=TOL)
+    torch.compile(lambda q: cache.attend(q, tol=TOL), fullgraph=True, backend="eager")(asked())
+    torch._dynamo.reset()
+    gc.collect()
+    gc.disable()
+    try:
+        left = [weakref.ref(x) for x in (cache, cache._steps)]
+        del cache
+        assert [x() for x in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_what_one_operator_does_not_do_is_refused_in_compiled_code() -> None:

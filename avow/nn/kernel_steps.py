@@ -110,6 +110,22 @@ class Replayed:
 
 
 @dataclass
+class _Last:
+    """What the last compiled step reported, of which tokens, what it was asked, and its queries' shape and type."""
+
+    report: Tensor | None = None
+    store: TokenStore | None = None
+    asked: Asked | None = None
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        assert self.report is not None and self.store is not None and self.asked is not None
+        return _fields(self.report, self.store, self.asked, self.shape, self.dtype)
+
+
+@dataclass
 class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
@@ -125,18 +141,15 @@ class KernelSteps:
     """The step whose bounds the host gets to see: each time twice as far ahead, up to a limit."""
     _landing: tuple[Tensor, torch.cuda.Event] | None = field(default=None, repr=False)
     """Where bounds arrive on the host, and the event that says so."""
-    _last: tuple[TokenStore, Asked, tuple[int, ...], torch.dtype] | None = field(default=None, repr=False)
-    """The store, what was asked, and the shape and type of the queries of the last compiled step."""
+    _last: _Last = field(default_factory=lambda: _Last(), repr=False)
     latest: LazyCertificate = field(init=False, repr=False)
     """Tells of the last compiled step whenever it is looked at."""
 
     def __post_init__(self) -> None:
-        self.latest = LazyCertificate.of(self._latest_fields, follows=True)
-
-    def _latest_fields(self) -> dict[str, Any]:
-        assert self._last is not None  # only such a step hands it out
-        store, asked, shape, kind = self._last
-        return _fields(self._reports[shape[:3]], store, asked, shape, kind)
+        # Nothing here may refer to itself: what waits for the garbage collector may be freed while a graph is captured,
+        # and a CUDA graph that is freed then ends the capture.
+        last = self._last
+        self.latest = LazyCertificate.of(lambda: last.fields, follows=True)
 
     def __deepcopy__(self, memo: object) -> KernelSteps:
         """Another cache learns for itself."""
@@ -217,7 +230,8 @@ class KernelSteps:
             if self._seed is None:
                 self._seed = torch.randint(2**62, (1,), device=q.device)
             seed = self._seed
-        self._last = store, asked, tuple(q.shape), q.dtype
+        last = self._last
+        last.report, last.store, last.asked, last.shape, last.dtype = own, store, asked, tuple(q.shape), q.dtype
         return _decode(q.detach(), store, asked, state, own, seed, sinks)
 
     def _written(self, q: Tensor, asked: Asked) -> tuple[Int32[Tensor, "5"], Float32[Tensor, "5 b h"]]:

@@ -151,9 +151,9 @@ class KernelSteps:
         last = self._last
         self.latest = LazyCertificate.of(lambda: last.fields, follows=True)
 
-    def __deepcopy__(self, memo: object) -> KernelSteps:
-        """Another cache learns for itself."""
-        return KernelSteps()
+    def __reduce__(self) -> tuple[type[KernelSteps], tuple[()]]:
+        """Copies and files begin anew: another cache learns for itself."""
+        return KernelSteps, ()
 
     def forget_addresses(self) -> None:
         """Captures nothing that reads buffers which have moved."""

@@ -249,7 +249,8 @@ def run_caches(
         queries, window, sunk, ragged = asking
         room = s + 32 * queries
         k, v = FAMILIES[family](*(torch.randn(batch, groups, room, d, device=device) for _ in range(2)), rng)
-        k, v = (x.to(kind).contiguous() for x in (k, v))
+        largest = torch.finfo(kind).max
+        k, v = (x.clamp(-largest, largest).to(kind).contiguous() for x in (k, v))
         cache = KeyValueCache(groups, d, batch=batch, dtype=kind, device=device, capacity=room, window=window)
         mirror = Mirror(k, v, d**-0.5)
         while max(mirror.held) < s:

@@ -131,6 +131,10 @@ def test_what_one_operator_does_not_do_is_refused_in_compiled_code() -> None:
     calls = (
         (lambda q, k, v: growing.append(k, v), "capacity=None must be given"),
         (lambda q, k, v: cache.append(k, v, lengths=[1]), "lengths=.* numbers of the host"),
+        (lambda q, k, v: cache.append(k, v, lengths=torch.ones(3)), "lengths=.* must be torch.int32 or torch.int64"),
+        (lambda q, k, v: cache.append(k[:, :1], v), "Dynamo does not know|k.shape"),
+        (lambda q, k, v: cache.attend(q[:, :3], tol=TOL), "a multiple of 2, length, 32"),
+        (lambda q, k, v: cache.attend(q.float(), tol=TOL), "q.dtype=torch.float32 must equal the cache's"),
         (lambda q, k, v: cache.attend(q), "is not answered by one operator"),
         (lambda q, k, v: cache.attend(q, rtol=TOL), "is not answered by one operator"),
         (lambda q, k, v: cache.attend(q.repeat(1, 1, 40, 1), tol=TOL), "at most 64 queries that share a key head"),

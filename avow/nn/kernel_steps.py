@@ -232,7 +232,7 @@ class KernelSteps:
             seed = self._seed
         last = self._last
         last.report, last.store, last.asked, last.shape, last.dtype = own, store, asked, tuple(q.shape), q.dtype
-        return _decode(q.detach(), store, asked, state, own, seed, sinks)
+        return _decode(q.detach(), store, asked, state, own, seed, None if sinks is None else sinks.detach())
 
     def _written(self, q: Tensor, asked: Asked) -> tuple[Int32[Tensor, "5"], Float32[Tensor, "5 b h"]]:
         """The state and the report that steps of such queries write to."""

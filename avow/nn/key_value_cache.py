@@ -295,6 +295,10 @@ class KeyValueCache(TokenBuffers):
     def _attend_compiled(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
         """The answer inside of `torch.compile`, and a certificate that tells of the last such step of this cache."""
         tol, confidence, scale, generator, method, rtol = arguments
+        self._check_queries(q)
+        if q.shape[1] % self.key_heads or q.shape[3] != self.dim or q.device != self.device:
+            rule = f"must be (batch, a multiple of {self.key_heads}, length, {self.dim}) on {self.device}"
+            raise ShapeError("q", f"{tuple(q.shape)} on {q.device}", rule, "attend with the heads of its keys")
         rows, asked = q.shape[1] // self.key_heads * q.shape[2], 1.0 if confidence is None else confidence
         served = rtol is None and generator is None and method != "exact" and rows <= ROWS
         if not served or tol is None or self._store is None:

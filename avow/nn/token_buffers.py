@@ -286,6 +286,9 @@ class TokenBuffers:
         if lengths is not None and not isinstance(lengths, Tensor):
             rule = "are numbers of the host, which compiled code would not read again"
             raise ParameterError("lengths", lengths, rule, f"use a tensor on {self.device}")
+        self._check(k, v)
+        if isinstance(lengths, Tensor):
+            lengths = self._checked_tensor(lengths)
         assert self._store is not None
         self._replayed = True
         if lengths is not None:
@@ -358,10 +361,7 @@ class TokenBuffers:
     def _checked_lengths(self, lengths: Sequence[int] | Tensor, most: list[int]) -> list[int] | Int[Tensor, "b"]:
         """Lengths as numbers from 0 to `most`; or as they are, if they are on the device of kernels."""
         if isinstance(lengths, Tensor):
-            if lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != (self.batch,):
-                given = f"{lengths.dtype} of shape {tuple(lengths.shape)}"
-                rule = f"must be torch.int32 or torch.int64 of shape ({self.batch},)"
-                raise ShapeError("lengths", given, rule, "give one number for each sequence")
+            lengths = self._checked_tensor(lengths)
             if not self._unfit and lengths.device == self.device:
                 return lengths.contiguous()
             lengths = lengths.tolist()
@@ -376,6 +376,14 @@ class TokenBuffers:
                 rule = f"must be a whole number from 0 to {limit}"
                 raise ParameterError(f"lengths[{i}]", repr(length), rule, "count the tokens of each sequence")
         return list(lengths)
+
+    def _checked_tensor(self, lengths: Tensor) -> Int[Tensor, "b"]:
+        """Lengths as they are, if they are numbers of all sequences."""
+        if lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != (self.batch,):
+            given = f"{lengths.dtype} of shape {tuple(lengths.shape)}"
+            rule = f"must be torch.int32 or torch.int64 of shape ({self.batch},)"
+            raise ShapeError("lengths", given, rule, "give one number for each sequence")
+        return lengths
 
     def _on_device(self, lengths: list[int]) -> Int[Tensor, "b"]:
         """Lengths where kernels read them; nothing waits for the copy."""

@@ -176,6 +176,21 @@ def test_a_machine_that_is_too_busy_is_left_alone_and_nothing_is_remembered(
     assert len(runs) == 6 and not cache.exists()
 
 
+def test_a_slow_method_is_measured_at_small_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first call of every process would wait for it, and the machine be taken for busy."""
+    asked: list[tuple[str, int]] = []
+
+    def clock(compute: Any, device: torch.device, repeats: int) -> float:
+        method, keys = compute.func.__self__, compute.args[0].k.shape[-2]
+        asked.append((method.name, keys))
+        return 0.04 if method.name == "sparse" else 1e-4
+
+    monkeypatch.setattr(calibration, "least_seconds", clock)
+    assert measure_rates("cpu") is not None
+    assert {keys for name, keys in asked if name == "sparse"} == {64}
+    assert {keys for name, keys in asked if name == "exact"} == {64, 256, 768, 1536}
+
+
 def test_every_method_gets_rates_with_positive_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tiny problems in place of those that take a while: the fit is the same.
     def tiny(batch: int, heads: int, groups: int, n: int, s: int, d: int, e: int, *rest: object) -> Sizes:

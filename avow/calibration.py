@@ -113,7 +113,7 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
     fitted, spent = {}, 0.0
     for name, kind in all_methods().items():
         for causal in (False, True):
-            runs = []
+            runs: list[tuple[Cost, float]] = []
             for length, heads, dim in ((64, 2, 32), (256, 2, 32), (768, 4, 32), (1536, 4, 64)):
                 if any(seconds > _LONG for _, seconds in runs):
                     break  # what is slow already says enough, and would take seconds

@@ -127,6 +127,33 @@ def test_windows_of_a_cache_with_room_for_all_tokens_are_read_by_kernels(window:
     assert cache.length == min(window, 182)
 
 
+def test_sinks_are_read_however_they_lie_in_memory() -> None:
+    cache, q = filled(150), asked()
+    both = 14 + 6 * torch.randn(8)
+    for sinks in (both[::2], both[:1].expand(4), torch._neg_view(-both[:4]), both[:4].double()):
+        out, certificate = cache.attend(q, tol=TOL, sinks=sinks)
+        assert bool((apart(cache, out, truth(cache, q, sinks)) <= certificate.rows).all()) and certificate.keeps(TOL)
+        moved = truth(cache, q, sinks.roll(1))
+        assert sinks.stride() == (0,) or not bool((apart(cache, out, moved) <= certificate.rows).all())
+
+
+def test_a_sequence_with_fewer_tokens_than_queries_proves_nothing_of_the_first_rows() -> None:
+    """Only the device knows that; what stands before its first token is not read."""
+    cache = KeyValueCache(2, 32, batch=2, dtype=torch.bfloat16, capacity=128)
+    for sinks in (None, torch.zeros(4)):
+        k, v = (torch.randn(2, 2, 70, 32).bfloat16() for _ in range(2))
+        cache.append(k, v, lengths=torch.tensor([70, 3]))
+        q = torch.randn(2, 4, 8, 32).bfloat16()
+        assert cache._store is not None
+        wanted = kernel_steps.Asked(TOL, 1.0, 32**-0.5, False)
+        out, certificate = cache._steps.step(q, cache._store, wanted, None, sinks)
+        rows = certificate.rows
+        # A row without tokens has no answer, or beside a sink the answer zero.
+        assert bool((rows[1, :, :5] == math.inf).all() if sinks is None else (out[1, :, :5] == 0).all())
+        assert bool((rows[0] <= TOL).all() & (rows[1, :, 5:] <= TOL).all())
+        cache.crop(0)
+
+
 def test_more_rows_than_kernels_have_room_for_get_the_exact_answer_and_the_reason() -> None:
     cache, q = filled(), (torch.randn(1, 8, 17, 32)).bfloat16()
     out, certificate = cache.attend(q, tol=TOL)

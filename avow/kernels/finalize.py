@@ -167,7 +167,8 @@ def _longest_seen(row, head, given, used):
         else:
             # The longest of all is usually none of the last ones, which the row does not see.
             last = newest + 1 + tl.arange(0, _ROWS)
-            hidden = tl.max(tl.load(lengths + last, mask=last < s, other=0.0), 0)
+            # A row of a sequence with fewer tokens than queries sees none, and stands before the first.
+            hidden = tl.max(tl.load(lengths + last, mask=(last >= 0) & (last < s), other=0.0), 0)
             oldest, longest = tl.where(hidden < unit, newest + 1, 0), tl.where(hidden < unit, unit, 0.0)
         for begin in range(oldest, newest + 1, _SPAN):
             place = begin + tl.arange(0, _SPAN)

@@ -21,7 +21,9 @@ from avow.numerics.sketch import Sketch
 @torch.library.custom_op("avow::append_tokens", mutates_args=("store",))
 def append_tokens(k: Tensor, v: Tensor, store: Sequence[Tensor], counts: Tensor | None) -> None:
     """Puts the tokens of k (b, g, l, d) and v (b, g, l, e) behind the others: of each sequence the first `counts`."""
-    append(TokenStore(*store), k, v, counts=counts)
+    # Kernels read numbers as they lie there, and a view may stand for their negatives, or skip some.
+    counts = None if counts is None else counts.contiguous()
+    append(TokenStore(*store), k.resolve_neg(), v.resolve_neg(), counts=counts)
 
 
 @append_tokens.register_fake
@@ -47,7 +49,7 @@ def decode_step(
     known, (b, h, n, d) = TokenStore(*store), q.shape
     k, v, norms, codes, scales, zero, radius, reach, metric, size = (x.unflatten(0, (b, -1)) for x in known[:10])
     found = decode(
-        q.contiguous().view(b, h * n, d),
+        q.resolve_neg().contiguous().view(b, h * n, d),
         k,
         v,
         Sketch(codes, scales, zero, radius, reach, metric, size, 4),
@@ -60,7 +62,7 @@ def decode_step(
         seed,
         used=Used(known.used, state, None if n == 1 else n, window),
         report=report,
-        sinks=None if sinks is None else sinks.float(),
+        sinks=None if sinks is None else sinks.resolve_neg().float().contiguous(),
     )
     return found.out.view(b, h, n, -1)
 

@@ -162,15 +162,8 @@ class KernelSteps:
     @staticmethod
     def unfit(problem: Problem, tol: float, confidence: float) -> str:
         """Why the kernels cannot do a step; empty if they can."""
-        (h, n), s, kind = problem.q.shape[1:3], problem.k.shape[2], problem.q.dtype
-        siblings = h // problem.k.shape[1]
-        reasons = {
-            f"{siblings * n} queries share a key head": siblings * n > ROWS,
-            "the scale is not above 0": not problem.scale > 0,
-            f"the kernels sample at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
-            "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
-        }
-        return next((text for text, holds in reasons.items() if holds), "")
+        rows = problem.q.shape[1] // problem.k.shape[1] * problem.q.shape[2]
+        return unfit_rows(rows, problem.k.shape[2], problem.q.dtype, problem.scale, tol, confidence)
 
     @property
     def ill(self) -> bool:
@@ -206,8 +199,8 @@ class KernelSteps:
         if not q.is_cuda or capturing or generator is not None:
             out = _decode(rows, store, asked, state, own, seed, sinks)
         else:
-            # What a graph reads stays where it was: sinks are known by their place.
-            key = rows.shape, asked, None if sinks is None else (sinks.data_ptr(), sinks.dtype)
+            # What a graph reads stays where it was: sinks are known by their place and by how they lie there.
+            key = rows.shape, asked, None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
             if key not in self._graphs:
                 if len(self._graphs) >= _GRAPHS:
                     self._graphs.clear()
@@ -283,6 +276,17 @@ def _decode(
     # What draws are aimed at follows from the limit, which single precision may round up.
     limits = asked.drop, asked.tol * (1 - 2.0**-20), asked.confidence, asked.scale
     return decode_step(q, list(store), state, report, seed, sinks, *limits, asked.window)
+
+
+def unfit_rows(rows: int, tokens: int, dtype: torch.dtype, scale: float, tol: float, confidence: float) -> str:
+    """Why the kernels cannot answer so many rows that share a key head; empty if they can."""
+    reasons = {
+        f"{rows} queries share a key head": rows > ROWS,
+        "the scale is not above 0": not scale > 0,
+        f"the kernels sample at most {_DRAWABLE} tokens": confidence < 1 and tokens > _DRAWABLE,
+        "rounding takes most of the tolerance": dtype in _TYPES and not tol >= 2.5 * unit(dtype),
+    }
+    return next((text for text, holds in reasons.items() if holds), "")
 
 
 def fits(dim: int, value_dim: int, dtype: torch.dtype, bits: int | None, moves: bool) -> str:

@@ -44,7 +44,7 @@ from avow.errors import (
 from avow.methods import named_form
 from avow.methods.sparse import Sparse
 from avow.nn import cache_file
-from avow.nn.kernel_steps import ROWS, Asked, KernelSteps
+from avow.nn.kernel_steps import Asked, KernelSteps, unfit_rows
 from avow.nn.split_k_exact import SplitKExact, serves
 from avow.nn.token_buffers import TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.numerics.norms import check_range, row_norms
@@ -300,12 +300,12 @@ class KeyValueCache(TokenBuffers):
             rule = f"must be (batch, a multiple of {self.key_heads}, length, {self.dim}) on {self.device}"
             raise ShapeError("q", f"{tuple(q.shape)} on {q.device}", rule, "attend with the heads of its keys")
         rows, asked = q.shape[1] // self.key_heads * q.shape[2], 1.0 if confidence is None else confidence
-        served = rtol is None and generator is None and method != "exact" and rows <= ROWS
-        if not served or tol is None or self._store is None:
+        factor, room = 1 / math.sqrt(self.dim) if scale is None else scale, self._buffers["keys"].shape[2]
+        why = "" if rtol is None and generator is None and method != "exact" else "exact, rtol= or generator="
+        why = why or ("without tol=" if tol is None else unfit_rows(rows, room, q.dtype, factor, tol, asked))
+        if why or tol is None or self._store is None:
             rule = "is not answered by one operator inside of torch.compile"
-            remedy = f"give tol= alone and at most {ROWS} queries that share a key head, or attend outside of it"
-            raise ParameterError("call", "exact, rtol=, generator= or many queries", rule, remedy)
-        factor = 1 / math.sqrt(self.dim) if scale is None else scale
+            raise ParameterError("call", why, rule, "give tol= alone, or attend outside of it")
         wanted = Asked(tol, asked, factor, method == "sparse", self.window)
         return Attended(self._steps.compiled_step(q, self._store, wanted, sinks), self._steps.latest)
 

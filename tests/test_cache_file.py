@@ -20,8 +20,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from avow import file_io
+from avow.decode import cache_file, key_value_cache, token_buffers
 from avow.errors import FileError, RangeError, ToleranceUnreachable
-from avow.nn import KeyValueCache, cache_file, key_value_cache, token_buffers
+from avow.nn import KeyValueCache
 from tests.helpers.caches import DTYPES, errors, filled, queries, tokens
 from tests.helpers.processes import FRESH
 

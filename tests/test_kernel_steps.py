@@ -17,11 +17,12 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.core import Certificate, LazyCertificate
+from avow.decode import kernel_steps
+from avow.decode.key_value_cache import KeyValueCache
 from avow.errors import ShapeError
 from avow.kernels import operators, pausing, sparse_decode
 from avow.kernels.append_tokens import append
-from avow.nn import kernel_steps, token_buffers
-from avow.nn.key_value_cache import KeyValueCache
+from tests.helpers.kernel_caches import answer_by_kernels, errors
 
 # A GPU does not warn of inf and nan.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -31,13 +32,7 @@ TOL = 5e-2
 
 @pytest.fixture(autouse=True)
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches on a CPU are answered by kernels, interpreted, however short they are."""
-    monkeypatch.setattr(token_buffers, "absent", lambda device: "")
-    monkeypatch.setattr(kernel_steps, "SHORTEST", 1)
-    monkeypatch.setattr(token_buffers, "_ACROSS", ())
-    monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
-    # Half of so few tokens have no sketch.
-    monkeypatch.setattr(pausing, "WORTHWHILE", 0.95)
+    answer_by_kernels(monkeypatch)
 
 
 def filled(tokens: int = 126, **options: Any) -> KeyValueCache:
@@ -58,15 +53,6 @@ def asked(loud: float = 6.0, heads: int = 4, dtype: torch.dtype = torch.bfloat16
     return (loud * torch.randn(1, heads, 1, 32)).to(dtype)
 
 
-def errors(cache: KeyValueCache, q: Tensor, out: Tensor) -> Tensor:
-    """How far an answer is from the truth, in float64 and in the unit of bounds."""
-    held = cache._position
-    k, v = (cache._buffers[name][:, :, :held].double().repeat_interleave(2, 1) for name in ("keys", "values"))
-    truth = torch.softmax(q.double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
-    apart = torch.linalg.vector_norm(out.double() - truth, dim=-1)
-    return apart / torch.linalg.vector_norm(v, dim=-1).amax(-1, keepdim=True)
-
-
 def test_every_step_of_a_growing_cache_keeps_its_certificate() -> None:
     cache = filled()
     for _ in range(3):
@@ -80,28 +66,6 @@ def test_every_step_of_a_growing_cache_keeps_its_certificate() -> None:
     assert cache._groups == 2
 
 
-def truth(cache: KeyValueCache, q: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """What the last tokens should get in float64: each sees those up to itself in its window, and perhaps a sink."""
-    held, (_, h, n, d) = cache._position - cache._base, q.shape
-    k, v = (
-        cache._buffers[name][:, :, :held].double().repeat_interleave(h // cache.key_heads, 1)
-        for name in ("keys", "values")
-    )
-    own, tokens = torch.arange(held - n, held)[:, None], torch.arange(held)
-    seen = (tokens <= own) & (tokens > own - (cache.window or held))
-    logits = (q.double() @ k.mT * d**-0.5).masked_fill(~seen, -math.inf)
-    if sinks is not None:
-        logits = torch.cat([logits, sinks.double()[:, None, None].expand(*q.shape[:3], 1)], -1)
-    return torch.softmax(logits, -1)[..., :held] @ v
-
-
-def apart(cache: KeyValueCache, out: Tensor, truth: Tensor) -> Tensor:
-    """How far an answer is from the truth, in the unit of bounds."""
-    unit = cache._buffers["norms"][:, :, : cache._position - cache._base].double().amax(-1)
-    distances = torch.linalg.vector_norm(out.double() - truth, dim=-1)
-    return distances / unit.repeat_interleave(out.shape[1] // cache.key_heads, 1)[..., None] * (1 + 1e-5)
-
-
 @pytest.mark.parametrize(("heads", "queries"), [(4, 5), (32, 1), (8, 16)])
 def test_several_queries_and_many_siblings_are_answered_by_one_step(heads: int, queries: int) -> None:
     cache = filled(150)
@@ -110,19 +74,22 @@ def test_several_queries_and_many_siblings_are_answered_by_one_step(heads: int, 
         q = (6 * torch.randn(1, heads, queries, 32)).bfloat16()
         out, certificate = cache.attend(q, tol=TOL, sinks=own)
         assert certificate.method == "sparse" and certificate.keeps(TOL) and certificate.rows.shape == q.shape[:3]
-        assert bool((apart(cache, out, truth(cache, q, own)) <= certificate.rows).all())
-        assert own is None or not bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
+        assert bool((errors(cache, q, out, own) <= certificate.rows).all())
+        assert own is None or not bool((errors(cache, q, out) <= certificate.rows).all())
         appended(cache)
 
 
 @pytest.mark.parametrize(("window", "queries"), [(64, 1), (100, 5), (400, 3)])
 def test_windows_of_a_cache_with_room_for_all_tokens_are_read_by_kernels(window: int, queries: int) -> None:
-    cache = filled(180, window=window, capacity=256)
+    cache = KeyValueCache(2, 32, dtype=torch.bfloat16, window=window, capacity=256)
+    k, v = (torch.randn(1, 2, 180, 32).bfloat16() for _ in range(2))
+    v[:, :, :50] *= 50  # bounds are in units of what a row sees
+    cache.append(k, v)
     for _ in range(2):
         q = (6 * torch.randn(1, 4, queries, 32)).bfloat16()
         out, certificate = cache.attend(q, tol=TOL)
         assert certificate.method == "sparse" and certificate.keeps(TOL)
-        assert bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
+        assert bool((errors(cache, q, out) <= certificate.rows).all())
         appended(cache)
     assert cache.length == min(window, 182)
 
@@ -132,9 +99,9 @@ def test_sinks_are_read_however_they_lie_in_memory() -> None:
     both = 14 + 6 * torch.randn(8)
     for sinks in (both[::2], both[:1].expand(4), torch._neg_view(-both[:4]), both[:4].double()):
         out, certificate = cache.attend(q, tol=TOL, sinks=sinks)
-        assert bool((apart(cache, out, truth(cache, q, sinks)) <= certificate.rows).all()) and certificate.keeps(TOL)
-        moved = truth(cache, q, sinks.roll(1))
-        assert sinks.stride() == (0,) or not bool((apart(cache, out, moved) <= certificate.rows).all())
+        assert bool((errors(cache, q, out, sinks) <= certificate.rows).all()) and certificate.keeps(TOL)
+        moved = errors(cache, q, out, sinks.roll(1))
+        assert sinks.stride() == (0,) or not bool((moved <= certificate.rows).all())
 
 
 def test_a_sequence_with_fewer_tokens_than_queries_proves_nothing_of_the_first_rows() -> None:
@@ -158,11 +125,11 @@ def test_more_rows_than_kernels_have_room_for_get_the_exact_answer_and_the_reaso
     cache, q = filled(), (torch.randn(1, 8, 17, 32)).bfloat16()
     out, certificate = cache.attend(q, tol=TOL)
     assert certificate.method == "exact" and certificate.reason == "68 queries share a key head"
-    assert bool((apart(cache, out, truth(cache, q)) <= certificate.rows).all())
+    assert bool((errors(cache, q, out) <= certificate.rows).all())
     sinks = torch.randn(8)
     out, certificate = cache.attend(q, tol=TOL, sinks=sinks)
     assert certificate.method == "exact" and "sinks without kernels: 68 queries" in certificate.reason
-    assert bool((apart(cache, out, truth(cache, q, sinks)) <= certificate.rows).all())
+    assert bool((errors(cache, q, out, sinks) <= certificate.rows).all())
 
 
 def test_a_step_reads_the_buffers_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:

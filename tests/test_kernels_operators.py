@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
 from typing import Any
 
@@ -19,7 +18,8 @@ from avow.attend import Attended
 from avow.errors import AvowError
 from avow.kernels import pausing
 from avow.kernels.finalize import blank_report
-from avow.nn import KeyValueCache, kernel_steps, token_buffers
+from avow.nn import KeyValueCache
+from tests.helpers.kernel_caches import answer_by_kernels, errors
 
 # Inductor uses what torch deprecated.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -29,12 +29,7 @@ TOL = 5e-2
 
 @pytest.fixture(autouse=True)
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches on a CPU are answered by kernels, interpreted, however short they are."""
-    monkeypatch.setattr(token_buffers, "absent", lambda device: "")
-    monkeypatch.setattr(kernel_steps, "SHORTEST", 1)
-    monkeypatch.setattr(token_buffers, "_ACROSS", ())
-    monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
-    monkeypatch.setattr(pausing, "WORTHWHILE", 0.95)
+    answer_by_kernels(monkeypatch)
     torch._dynamo.reset()
 
 
@@ -51,16 +46,6 @@ def drawn(cache: KeyValueCache, tokens: int = 1) -> tuple[Tensor, Tensor]:
 
 def asked(queries: int = 1) -> Tensor:
     return (6 * torch.randn(1, 4, queries, 32)).bfloat16()
-
-
-def errors(cache: KeyValueCache, q: Tensor, out: Tensor) -> Tensor:
-    """How far answers are from the truth, in float64 and in units of the longest value that a row sees."""
-    k, v = (x.double().repeat_interleave(2, 1) for x in cache.tokens)
-    held, n = k.shape[2], q.shape[2]
-    seen = torch.arange(held) <= torch.arange(held - n, held)[:, None]
-    weights = torch.softmax((q.double() @ k.mT * 32**-0.5).masked_fill(~seen, -math.inf), -1)
-    unit = torch.linalg.vector_norm(v, dim=-1)[:, :, None].masked_fill(~seen, 0.0).amax(-1)
-    return torch.linalg.vector_norm(out.double() - weights @ v, dim=-1) / unit
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

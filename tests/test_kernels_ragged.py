@@ -17,12 +17,12 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.core import LazyCertificate
+from avow.decode import token_buffers
+from avow.decode.key_value_cache import KeyValueCache
 from avow.errors import ParameterError, ShapeError
-from avow.kernels import pausing
 from avow.kernels.append_tokens import MISCOUNTED, append, crop
-from avow.nn import kernel_steps, token_buffers
-from avow.nn.key_value_cache import KeyValueCache
 from tests.helpers.caches import tokens
+from tests.helpers.kernel_caches import answer_by_kernels
 from tests.helpers.ragged import Ragged
 from tests.helpers.stores import blank, drawn
 from tests.test_kernels_append import check
@@ -35,13 +35,7 @@ TOL = 5e-2
 
 @pytest.fixture(autouse=True)
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches on a CPU are answered by kernels, interpreted, however short they are."""
-    monkeypatch.setattr(token_buffers, "absent", lambda device: "")
-    monkeypatch.setattr(kernel_steps, "SHORTEST", 1)
-    monkeypatch.setattr(token_buffers, "_ACROSS", ())
-    monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
-    # Half of so few tokens have no sketch.
-    monkeypatch.setattr(pausing, "WORTHWHILE", 0.95)
+    answer_by_kernels(monkeypatch)
 
 
 def ragged(batch: int = 2, **options: Any) -> Ragged:
@@ -187,7 +181,7 @@ def test_lengths_that_a_graph_changed_are_asked_of_the_device() -> None:
 def test_while_a_graph_is_captured_lengths_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     held = ragged(capacity=256)
     held.append([70, 3])
-    for module in (token_buffers, __import__("avow.nn.key_value_cache", fromlist=["_"])):
+    for module in (token_buffers, __import__("avow.decode.key_value_cache", fromlist=["_"])):
         monkeypatch.setattr(module, "is_capturing", lambda device: True)
     with pytest.raises(ParameterError, match=r"^lengths=\[1, 0\] are numbers of the host, which a CUDA graph does not"):
         held.append([1, 0])

@@ -371,7 +371,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ):
             run(given, seed=wrong)
     long = torch.empty(1, 1, 1, 16).expand(1, 1, 2**24 + 1, 16)
-    with pytest.raises(ShapeError, match="keys=16777217 must be at most 16777216 where tokens are drawn; leave"):
+    with pytest.raises(ShapeError, match="keys=16777217 must be at most 16777216 if tokens are drawn; leave"):
         from avow.kernels.sparse_decode import _checked_seed
 
         _checked_seed(0.9, seeded(), long)

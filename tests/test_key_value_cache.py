@@ -12,9 +12,10 @@ import torch
 import avow
 from avow.core import Problem
 from avow.core.certify import certify
+from avow.decode import key_value_cache
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
-from avow.nn import KeyValueCache, key_value_cache
+from avow.nn import KeyValueCache
 from tests.helpers.caches import DTYPES, errors, queries, share, tokens
 from tests.helpers.sketches import restored
 from tests.test_gathering import spied

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.core import Certificate, LazyCertificate
-from avow.nn import KeyValueCache, split_k_exact, token_buffers
+from avow.core import Certificate, LazyCertificate, with_reason
+from avow.decode import split_k_exact, token_buffers
+from avow.nn import KeyValueCache
 from tests.helpers.caches import errors, queries
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -263,3 +264,22 @@ def test_two_threads_may_look_at_once() -> None:
     for thread in threads:
         thread.join()
     assert found == ["exact" + expected] * 4 and looks == 4
+
+
+def test_a_reason_stands_before_the_certificates_own_and_nothing_else_changes() -> None:
+    cache, k, _ = grown()
+    _, certificate = quick(cache, queries(k, 9))
+    explained = with_reason(certificate, "a step of decoding")
+    assert "_later" in vars(explained) and "_later" in vars(certificate), "nobody looked yet"
+    assert explained.reason == f"a step of decoding; {certificate.reason}" and certificate.reason
+    assert dataclasses.replace(explained, reason=certificate.reason) == certificate
+    assert with_reason(explained, "").reason == explained.reason
+    assert with_reason(dataclasses.replace(certificate, reason=""), "alone").reason == "alone"
+
+
+def test_what_follows_a_graph_still_does_with_a_reason() -> None:
+    cache, k, _ = grown()
+    fields, bounds = vars(copy.copy(quick(cache, queries(k, 9))[1])), iter((1e-3, 2e-3))
+    follows = LazyCertificate.of(lambda: fields | {"bound": next(bounds)}, follows=True)
+    explained = with_reason(follows, "replayed")
+    assert (explained.bound, explained.bound) == (1e-3, 2e-3)

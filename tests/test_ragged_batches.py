@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from avow.decode import key_value_cache, token_buffers
 from avow.errors import AvowError, NonFiniteError, ParameterError, ShapeError
-from avow.nn import KeyValueCache, key_value_cache, token_buffers
+from avow.nn import KeyValueCache
 from tests.helpers.caches import errors, queries, tokens
 from tests.helpers.ragged import Ragged
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from avow.decode import split_k_exact as reading
 from avow.nn import KeyValueCache
-from avow.nn import split_k_exact as reading
 from avow.numerics import cpu_sums
 from tests.helpers.caches import errors, queries, tokens
 

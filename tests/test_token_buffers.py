@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import mmap
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from avow.decode import key_value_cache, token_buffers
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -20,7 +23,7 @@ from avow.errors import (
     ParameterError,
     ShapeError,
 )
-from avow.nn import KeyValueCache, key_value_cache, token_buffers
+from avow.nn import KeyValueCache
 from avow.numerics.sketch import Sketch
 from tests.helpers.caches import errors, filled, queries, tokens
 
@@ -254,14 +257,17 @@ def test_no_memory_to_grow_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
 def test_a_sketch_that_cannot_be_made_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = filled()
     before = {name: x.clone() for name, x in cache._buffers.items()}
+    q = torch.randn(cache.batch, cache.key_heads, 1, cache.dim, dtype=cache.dtype)
 
     def failing(*_: object) -> Sketch:
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(token_buffers, "sketched", failing)
     with pytest.raises(torch.OutOfMemoryError):
-        cache.append(*tokens(cache, 64))
+        cache.attend(q, 0.1, method="sparse")
     assert unchanged(cache, before, 301)
+    monkeypatch.undo()
+    assert cache.attend(q, 0.1, method="sparse").certificate.keeps(0.1)
 
 
 @pytest.mark.parametrize(
@@ -312,3 +318,26 @@ def test_an_empty_cache_cannot_be_attended_to() -> None:
 def test_caches_that_cannot_be_are_refused(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ParameterError, match=re.escape(text)):
         KeyValueCache(**({"key_heads": 1, "dim": 4} | wrong))
+
+
+def test_large_pages_are_asked_for_inside_of_large_buffers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    class Library:
+        def __init__(self, name: None) -> None:
+            pass
+
+        def madvise(self, address: Any, length: Any, advice: int) -> None:
+            asked.append((address.value, length.value, advice))
+
+    monkeypatch.setattr("ctypes.CDLL", Library)
+    monkeypatch.setattr(sys, "platform", "linux")
+    large, small = torch.empty(2**20 + 1), torch.empty(2**18)
+    for x in (large, small):
+        token_buffers._ask_for_large_pages(x)
+    ((address, length, advice),) = asked
+    assert address % 2**21 == length % 2**21 == 0 < length and advice == mmap.MADV_HUGEPAGE
+    assert large.data_ptr() <= address and address + length <= large.data_ptr() + large.nbytes
+    monkeypatch.setattr(sys, "platform", "darwin")
+    token_buffers._ask_for_large_pages(large)
+    assert len(asked) == 1

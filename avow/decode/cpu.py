@@ -1,8 +1,13 @@
-r"""One query of each head from a part of a cache's tokens on a CPU, in compiled code (`cpu_stages`), with its bound.
+r"""The last queries of each head from a part of a cache's tokens on a CPU, in compiled code (`cpu_stages`); the proof.
 
-A step looks at the sketch of all keys, chooses limits, reads the tokens whose key is above a limit of any query that
-shares their head, and the open group; then it proves what the rest may have moved. If that is too much it reads more,
-at last everything. Heads that would read most of their tokens read all of them, without a look for some steps.
+A step looks at the sketch of all keys, once for all queries that share a key head, its rows. It chooses limits, reads
+the tokens whose key is above the limit of any row, and the open group; then it proves what the rest may have moved each
+row. If that is too much it reads more, at last everything. Heads that would read most of their tokens read all of them,
+without a look for some steps.
+
+A row sees the tokens up to its own, perhaps within a window: T and the sums below are over tokens that it sees. Others
+that are read for its neighbours weigh exactly 0. Its unit is the longest value that it sees. A sink is a token that is
+always read, whose value is 0; its logit is rounded in float64.
 
 **The bound.** Logits are in bits: :math:`\lambda_j = a \cdot k_j` with :math:`a = q \cdot scale \cdot \log_2 e`. With u
 the unit of float32, :math:`\gamma_n = nu/(1 - nu)`, and :math:`p = a \cdot size`, as keys are in units of their sketch:
@@ -25,8 +30,8 @@ the unit of float32, :math:`\gamma_n = nu/(1 - nu)`, and :math:`p = a \cdot size
    add 32 terms before float64 goes on. A part of 2^-12 covers it all.
 3. What is read: a product :math:`a \cdot k_j` meets d/16 + 24 roundings at most, and its difference from the largest
    one of twice its size. So logarithms of weights are off by :math:`stray = \ln 2 \cdot \|a\| \|k\| (\gamma_{d/16+24} +
-   4u) + 2^{-19}` at most, averages by :math:`2\tanh(stray/2)` [claim softmax-perturbation]; sums of 256 weighted
-   values, and of weights, by :math:`\gamma_{264}` each; all in units of the longest value.
+   4u) + 2^{-19}` at most, averages by :math:`2\tanh(stray/2)` [claim softmax-perturbation]; sums of 64 weighted
+   values, and of weights, by :math:`\gamma_{72}` each; all in units of the longest value.
 4. With Z the computed sum of the weights that were read and o their average [claim tail-mass-output],
 
    .. math:: \|o^* - o\| \le \frac{M + L (\|o\| + rounding)}{Z} 2^{origin - top} e^{2 stray} + rounding.
@@ -54,7 +59,7 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from avow.core import Certificate, Computed, LazyCertificate, Norms, Problem
+from avow.core import Certificate, Computed, LazyCertificate, Norms, Problem, Sizes
 from avow.core.certify import certify
 from avow.errors import is_out_of_memory
 from avow.methods.exact import Exact
@@ -78,6 +83,9 @@ _FAINT, _LONG = 1e-15, 1e15
 # Shorter caches are read in full. On two cores a step takes 0.7 to 1.2 of PyTorch's time at 8,192 tokens, which may be
 # in a processor's caches, and half of it at 32,768. Making a sketch, some 2 µs a token, pays after dozens of steps.
 SHORTEST = 16_384
+# How many queries may share a key head, and of how many a look at the sketch saves more time than it takes: products
+# with the sketch take as long as those with keys, which are read from memory once for all queries.
+MOST_ROWS, LOOK_ROWS = 256, 8
 
 
 class CachedTokens(NamedTuple):
@@ -87,14 +95,20 @@ class CachedTokens(NamedTuple):
     metric: Float32[Tensor, "b g d"]
     size: Float64[Tensor, "b g"]
     first: int
-    """Where in the buffers the tokens begin: with a group."""
+    """Where in the buffers the tokens begin: with a group, in which the first query's window begins."""
     tokens: int
-    hidden: int
-    """The first tokens that the query does not see: fewer than a group."""
+    window: int
+    """How many tokens a query sees at most."""
     longest_key: list[float]
-    longest: list[float]
+    longest: Float64[np.ndarray, "H n"]
+    """Of the values that each of the last queries sees."""
     least: float
     """A lower bound on the length of any value."""
+
+
+def looks(rows: int, sparse: bool) -> bool:
+    """Whether so many queries that share a key head look at its sketch: if that saves time, or is asked for."""
+    return rows <= LOOK_ROWS or sparse
 
 
 @functools.cache
@@ -157,50 +171,57 @@ class CpuSteps:
 
     def step(
         self,
-        q: Float[Tensor, "b h 1 d"],
+        q: Float[Tensor, "b h n d"],
         held: CachedTokens,
         scale: float | None,
         tol: float,
         learnt: Tensor | None,
         sparse: bool = False,
+        sinks: list[float] | None = None,
     ) -> tuple[Tensor, Certificate, Tensor] | str:
         """The answer, its certificate, and what the next step may begin with; or why float32 does not serve.
 
         `learnt` is what the step before gave, if any. The bound is at most `tol`. If all tokens were read, the
         certificate is that of exact attention, unless `sparse` was asked for.
         """
-        (b, h, _, d), (g, _, e) = q.shape, held.buffers["values"].shape[1:]
+        (b, h, n, d), (g, _, e) = q.shape, held.buffers["values"].shape[1:]
         siblings, groups = h // g, held.tokens // GROUP
         if groups == 0:
             return "nothing is sketched"
-        if held.buffers["norms"].dtype != torch.float32 or not (
-            _FAINT <= min(held.longest) <= max(held.longest) <= _LONG
-        ):
+        least, most = float(held.longest.min()), float(held.longest.max())
+        if held.buffers["norms"].dtype != torch.float32 or not _FAINT <= least <= most <= _LONG:
             return "values are too long or too short for float32"
-        unit = [x * (1 - 2 * slack(e, q.dtype) - 2.0**-22) for x in held.longest]
+        shrunk = 1 - 2 * slack(e, q.dtype) - 2.0**-22
         # What an answer in float16 loses below its normal range must not be dropped besides. `Sparse.tune` has room for
         # less than a millionth; more is rounded up to a power of two, so that steps go on with the same method.
-        vanished = math.sqrt(e) * tiny(q.dtype) / min(unit)
+        vanished = math.sqrt(e) * tiny(q.dtype) / (least * shrunk)
         method = self._method(tol if vanished < 2e-7 else tol - 2.0 ** math.ceil(math.log2(vanished)), q.dtype)
         if method.drop <= 0:
             return "rounding leaves nothing of the tolerance to drop"
         if learnt is None or learnt.shape != (b, g, siblings + 2):
             with torch.inference_mode(False):  # it is written into and copied outside, too
                 learnt = torch.tensor([0.5] * siblings + [0.0, 0.0], dtype=torch.float64).repeat(b, g, 1)
-        sizes = (b * g, siblings, d, e)
+        sizes = (b * g, siblings, n, d, e)
         if self._space is None or self._space.sizes != sizes or self._space.groups < groups:
             self._space = _Space(sizes, groups)
+        whole = not looks(siblings * n, sparse)
         scale = 1 / math.sqrt(d) if scale is None else float(scale)
         rows = q.detach().resolve_neg().float().contiguous()
         space = self._space
-        status = space.step(rows, held, unit, scale * math.log2(math.e), method.drop, learnt)
+        unit = held.longest * shrunk
+        status = space.step(rows, held, unit, scale * math.log2(math.e), method.drop, learnt, sinks, whole)
         if status:
             return status
-        out = torch.from_numpy(space.out).to(q.dtype).view(b, h, 1, e)
+        out = torch.from_numpy(space.out).to(q.dtype).view(b, h, n, e)
         # Captured now: whoever has the answer may write into it before anybody looks.
-        answered = _Answered(q.detach().clone(), out.clone(), space.rows.copy(), unit, held.tokens - held.hidden)
+        answered = _Answered(q.detach().clone(), out.clone(), space.reports.copy(), unit)
         later = functools.partial(
-            _fields, answered, held._replace(buffers={}), scale, method, e, "" if sparse else space.why_whole(learnt)
+            _fields,
+            answered,
+            held._replace(buffers={}),
+            scale,
+            method,
+            "" if sparse else space.why_whole(learnt, whole),
         )
         return out, LazyCertificate.of(later), learnt
 
@@ -216,69 +237,74 @@ class CpuSteps:
 class _Answered(NamedTuple):
     """Copies of a step's queries and answers, and what is known of these."""
 
-    q: Tensor
-    out: Tensor
-    rows: np.ndarray
-    unit: list[float]
-    seen: int
+    q: Float[Tensor, "b h n d"]
+    out: Float[Tensor, "b h n e"]
+    reports: Float64[np.ndarray, "H r 2"]
+    unit: Float64[np.ndarray, "H n"]
 
 
-def _fields(
-    answered: _Answered, held: CachedTokens, scale: float, method: Sparse, width: int, whole: str
-) -> dict[str, Any]:
-    """The fields of a certificate; `whole` says why all tokens were read, if they were: then it is one of `Exact`."""
-    stages, q, (b, h, _, d), g = _stages(), answered.q, answered.q.shape, held.size.shape[1]
+def _fields(answered: _Answered, held: CachedTokens, scale: float, method: Sparse, whole: str) -> dict[str, Any]:
+    """The fields of a certificate; `whole` says why all tokens were read, if they were: then it is one of `Exact`.
 
-    def of_heads(x: list[float]) -> Tensor:
-        return torch.tensor(x, dtype=torch.float64).view(b, g)
+    Rows see different tokens, and values of different lengths: to the certificate each is a head of its own.
+    """
+    stages, (q, out), (b, h, n, d) = _stages(), answered[:2], answered.q.shape
+    g, width, rows = held.size.shape[1], out.shape[3], (b, h * n)
 
-    def of_rows(x: list[float]) -> Tensor:
-        return of_heads(x).repeat_interleave(h // g, 1).unsqueeze(-1)
+    def of_rows(x: np.ndarray) -> Float64[Tensor, "b r"]:
+        """What query heads that share keys have in common, (H, n) or (H, 1)."""
+        shared = torch.from_numpy(x).view(b, g, 1, -1)
+        return shared.expand(b, g, h // g, n).reshape(rows)
 
     nothing = q.new_zeros(1)
-    tokens = (nothing.expand(b, g, answered.seen, n) for n in (d, width))
-    problem = Problem.of(q, *tokens, scale=scale, enable_gqa=True)
-    longest = of_heads(held.longest)
-    values = torch.stack([longest.clamp(max=held.least), longest], -1)
-    keys = of_heads(held.longest_key).unsqueeze(-1).expand(values.shape)
-    problem = problem.with_norms(Norms(row_norms(q, "q"), keys, values, slack(max(d, width), q.dtype) + 2.0**-22))
-    rows = torch.from_numpy(answered.rows).view(b, h, 1, stages.ROWS)
-    lost = (answered.seen + 4) * math.sqrt(width) * tiny(torch.float64) * of_rows(held.longest)
-    off, read = rows[..., stages.OFF], rows[..., stages.COUNT]
-    trace = Trace(off, of_rows(answered.unit), read, lost, read[:, :: h // g])
-    fields = dict(vars(certify(method, problem, Computed(answered.out, trace), 1.0)))
+    own = [min(held.tokens - n + 1 + i, held.window) for i in range(n)]
+    keys, values = (nothing.expand(*rows, max(own), x) for x in (d, width))
+    problem = Problem.of(q.reshape(*rows, 1, d), keys, values, scale=scale)
+    longest = of_rows(held.longest)
+    ends = torch.stack([longest.clamp(max=held.least), longest], -1)
+    key = of_rows(np.array(held.longest_key)).unsqueeze(-1).expand(ends.shape)
+    problem = problem.with_norms(Norms(row_norms(problem.q, "q"), key, ends, slack(max(d, width), q.dtype) + 2.0**-22))
+    report = torch.from_numpy(answered.reports).view(*rows, 1, stages.REPORT)
+    lost = (max(own) + 4) * math.sqrt(width) * tiny(torch.float64) * longest.unsqueeze(-1)
+    seen = of_rows(np.array([own] * (b * g), dtype=np.float64)).unsqueeze(-1)
+    off, read = report[..., stages.OFF], report[..., stages.COUNT] * (max(own) / seen)
+    trace = Trace(off, of_rows(answered.unit).unsqueeze(-1), read, lost, read)
+    fields = dict(vars(certify(method, problem, Computed(out.reshape(*rows, 1, width), trace), 1.0)))
+    fields |= {name: fields[name].view(b, h, n) for name in ("rows", "relative_rows")}
+    sizes = Sizes(b, h, g, n, max(own), d, width, q.dtype)
+    fields["cost"] = (_EXACT if whole else method).cost(sizes)
     if whole:
         fields |= {"method": _EXACT.name, "parameters": _EXACT.parameters, "reason": whole}
-        fields["cost"] = _EXACT.cost(problem.sizes)
     return fields
 
 
 class _Space:
     """The working arrays of steps of the same sizes, with room for a number of groups."""
 
-    def __init__(self, sizes: tuple[int, int, int, int], groups: int) -> None:
+    def __init__(self, sizes: tuple[int, int, int, int, int], groups: int) -> None:
         self.sizes, self.groups, stages = sizes, groups + groups // 8 + 1, _stages()
-        heads, siblings, d, e = sizes
-        chunks = -(-self.groups // stages.CHUNK_GROUPS)
-        rows = (heads, siblings)
+        heads, siblings, queries, d, e = sizes
+        chunks, many = -(-self.groups // stages.CHUNK_GROUPS), siblings * queries
+        rows = (heads, many)
         shapes: dict[str, tuple[tuple[int, ...], type]] = {
             "sketch_q": ((*rows, d), np.float32),
             "key_q": ((*rows, d), np.float32),
             "upper": ((*rows, self.groups * GROUP), np.float32),
             "constants": ((*rows, stages.CONSTANTS), np.float64),
             "bins": ((*rows, stages.BINS), np.float64),
-            "chunk_sums": ((heads, chunks, siblings, 2), np.float64),
-            "partials": ((stages.ATTEMPTS, heads, chunks, siblings, stages.SUMS + e), np.float64),
+            "chunk_sums": ((heads, chunks, many, 2), np.float64),
+            "partials": ((stages.ATTEMPTS, heads, chunks, many, stages.SUMS + e), np.float64),
             "out": ((*rows, e), np.float64),
-            "rows": ((*rows, stages.ROWS), np.float64),
+            "reports": ((*rows, stages.REPORT), np.float64),
             "flags": ((heads, stages.FLAGS), np.int64),
             "counter": ((stages.PHASES, stages.PHASE // 8), np.int64),
             "longest_key": ((heads,), np.float64),
-            "longest": ((heads,), np.float64),
-            "unit": ((heads,), np.float64),
+            "longest": ((heads, queries), np.float64),
+            "unit": ((heads, queries), np.float64),
+            "sinks": ((heads, siblings), np.float64),
         }
         self._arrays: dict[str, np.ndarray] = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
-        self.out, self.rows, self._counter = (self._arrays[name] for name in ("out", "rows", "counter"))
+        self.out, self.reports, self._counter = (self._arrays[name] for name in ("out", "reports", "counter"))
         self._frame = np.zeros(1, stages.FRAME)
         self._address = self._frame.ctypes.data
         # Fields in plain views: a record's own take ten times as long.
@@ -286,7 +312,7 @@ class _Space:
         self._real: Any = self._frame.view(np.float64).data
         self._at: dict[str, int] = stages.AT
         self._held: tuple[Mapping[str, Tensor], int] | None = None
-        self._set(heads=heads, siblings=siblings, dim=d, value_dim=e, width=-(-d // 2))
+        self._set(heads=heads, siblings=siblings, queries=queries, dim=d, value_dim=e, width=-(-d // 2))
         self._set(**{name: x.ctypes.data for name, x in self._arrays.items()})
 
     def _set(self, **values: int) -> None:
@@ -305,12 +331,14 @@ class _Space:
 
     def step(
         self,
-        q: Float32[Tensor, "b h 1 d"],
+        q: Float32[Tensor, "b h n d"],
         held: CachedTokens,
-        unit: list[float],
+        unit: Float64[np.ndarray, "H n"],
         factor: float,
         drop: float,
         learnt: Float64[Tensor, "b g r"],
+        sinks: list[float] | None,
+        whole: bool,
     ) -> str:
         """Takes a step, which leaves its answers in `out` and `rows`; or says why float32 does not serve."""
         stages, groups = _stages(), held.tokens // GROUP
@@ -318,10 +346,12 @@ class _Space:
             self._point_at(held.buffers, held.first)
         for name, x in (("longest_key", held.longest_key), ("longest", held.longest), ("unit", unit)):
             self._arrays[name][:] = x
+        own = self._arrays["sinks"].reshape(held.size.shape[0], -1)
+        own[:] = -math.inf if sinks is None else [x * math.log2(math.e) for x in sinks]
         self._real[self._at["factor"]], self._real[self._at["drop"]] = factor, drop
-        self._set(tokens=held.tokens, hidden=held.hidden, groups=groups, chunks=-(-groups // stages.CHUNK_GROUPS))
+        self._set(tokens=held.tokens, window=held.window, groups=groups, chunks=-(-groups // stages.CHUNK_GROUPS))
         self._set(q=q.data_ptr(), metric=held.metric.data_ptr(), size=held.size.data_ptr(), learnt=learnt.data_ptr())
-        self._set(attempt=0, status=0)
+        self._set(whole=whole, attempt=0, status=0)
         self._counter.fill(0)
         _run(stages.step, self._address, torch.get_num_threads())
         status, (_, done, late) = self._whole[self._at["status"]], self._counter[4 + 3 * self.attempt].tolist()
@@ -334,8 +364,11 @@ class _Space:
         """How many cuts were not enough in the last step."""
         return int(self._whole[self._at["attempt"]])
 
-    def why_whole(self, learnt: Float64[Tensor, "b g r"]) -> str:
+    def why_whole(self, learnt: Float64[Tensor, "b g r"], asked: bool) -> str:
         """Why all tokens of all heads were read; empty if some were not."""
+        if asked:
+            rows = self.sizes[1] * self.sizes[2]
+            return f"{rows} queries share a key head: reading all tokens is faster than choosing"
         if not self._arrays["flags"][:, _stages().WHOLE].all():
             return ""
         looked, left = bool((learnt[..., -2] == learnt[..., -1]).any()), int(learnt[..., -1].amin())

@@ -3,6 +3,8 @@ r"""One decoding step in compiled code: prepare, look at the sketch, choose, rea
 Logits are in bits: base-2 logarithms of weights. The tokens of a key head are taken in chunks of 32 groups, each of
 which is the work of one thread at a time; what chunks yield is merged in their order, so answers do not depend on how
 many threads there are. The constants of `_prepare` and the bound of `_merge` are proved in `avow.decode.cpu`.
+
+The rows of a key head are the queries that share it: of each of its query heads, those of the last tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from numba import carray, cfunc, from_dtype, njit, types
 
 from avow.decode import vector_loops
 from avow.decode.vector_loops import (
+    LANES,
     bits_of,
     code_products,
+    column_products,
     current,
     float_of,
     pointer,
@@ -32,9 +36,11 @@ GROUP = 64
 CHUNK_GROUPS = 32
 CHUNK = CHUNK_GROUPS * GROUP
 # Tokens whose weighted values are summed in float32 before float64 goes on.
-TILE = 256
+TILE = 64
 # A chunk's tokens with the open group, a block that fills up and what is asked for ahead.
 _ROOM = CHUNK + 3 * GROUP
+# From so many rows on, keys are turned into columns for their products.
+_MANY_ROWS = 12
 ATTEMPTS = 4
 """A first cut, two that were found to be needed, and all tokens."""
 # Bins of an eighth of an octave, and the first that may be cut behind: the token of the largest bound is before it.
@@ -56,27 +62,33 @@ GROWN = 1 + 2.0**-12
 MOST_ROUNDING, _TINY, _OUTWARD = 0.1, 2.0**-126, 1 + 1e-9
 # What is too small for float32 on the way to the bounds.
 _FLOOR = 2.0**-40
-# What is aimed at, of what may be left; so many times siblings share anew. The answer's length beside the longest value
+# What is aimed at, of what may be left; so many times rows share anew. The answer's length beside the longest value
 # is taken for at least this.
 AIM, _TURNS, _LEAST_NU = 0.75, 4, 0.1
 UNFIT_RANGE, UNFIT_ROUNDING, UNFIT_SUMS = 1, 2, 3
 # Bytes of the counters of a stage: what is to be taken next, how much was done, and of `_merge`, how many are late.
 PHASE, PHASES = 24, 2 + 3 * ATTEMPTS
 
-# Arrays are addresses; H heads of keys, R queries of each, C chunks of a head.
-_SIZES = "heads siblings dim value_dim tokens hidden groups chunks token_type room group_room width attempt status"
-_TOKENS = "q keys values norms codes scale zero radius reach metric size longest_key longest unit"
-_SPACE = "learnt sketch_q key_q upper constants bins chunk_sums partials out rows flags counter"
+# Arrays are addresses; H heads of keys, R rows of each, N queries of a query head, C chunks of a head.
+_SIZES = (
+    "heads siblings queries dim value_dim tokens window groups chunks token_type room group_room width whole attempt "
+    "status"
+)
+_TOKENS = "q sinks keys values norms codes scale zero radius reach metric size longest_key longest unit"
+_SPACE = "learnt sketch_q key_q upper constants bins chunk_sums partials out reports flags counter"
 FRAME = np.dtype(
     [(name, np.int64) for name in f"{_SIZES} {_TOKENS} {_SPACE}".split()]
     + [(name, np.float64) for name in ("factor", "drop")]
     # Compiled code is looked up by its signature and this file alone: other loops make another signature.
     + [(f"loops_{zlib.crc32(Path(vector_loops.__file__).read_bytes())}", np.int64)]
 )
-"""What a step works on. There is room for `room` tokens and `group_room` groups in the arrays of a head; the first
-`hidden` of the tokens are not seen. Of the space, float64 `learnt` is (H, R + 2), `constants` (H, R, CONSTANTS), `bins`
-(H, R, BINS), `chunk_sums` (H, C, R, 2), `partials` (ATTEMPTS, H, C, R, SUMS + e), `out` (H, R, e), `rows` (H, R, ROWS);
-float32 `sketch_q` and `key_q` (H, R, d), `upper` (H, R, groups·64); int64 `flags` (H, 2), `counter` (PHASES, 3).
+"""What a step works on. There is room for `room` tokens and `group_room` groups in the arrays of a head. The queries
+are those of the last tokens: each sees the last `window` tokens up to its own. If `whole`, all are read.
+
+Float64 `sinks` are (H, siblings), in bits; `longest` and `unit` (H, N), of what a query sees. Of the space, float64
+`learnt` is (H, siblings + 2), `constants` (H, R, CONSTANTS), `bins` (H, R, BINS), `chunk_sums` (H, C, R, 2), `partials`
+(ATTEMPTS, H, C, R, SUMS + e), `out` (H, R, e), `reports` (H, R, REPORT); float32 `sketch_q` and `key_q` (H, R, d),
+`upper` (H, R, groups·64); int64 `flags` (H, 2), `counter` (PHASES, 3).
 """
 AT = {name: place for place, name in enumerate(FRAME.names or ())}
 """Where the fields are, in words of eight bytes."""
@@ -86,8 +98,8 @@ AT = {name: place for place, name in enumerate(FRAME.names or ())}
 _LENGTH, _SLOPE, _TILT, _STRAY, _ROUNDING, _ORIGIN, _NU, _OWN, _BUDGET, _LIMIT, _BEFORE, CONSTANTS = range(12)
 # Of a chunk: the largest logit, the sum of weights, what unread tokens may weigh and move, tokens read; sums of values.
 _TOP, _TOTAL, _LEFT, _MOVED, _COUNT, SUMS = range(6)
-# Of an answer: how far it may be off in the unit, and how many tokens were read for it.
-OFF, COUNT, ROWS = range(3)
+# Of an answer: how far it may be off in the unit, and how many of the tokens that it sees were read.
+OFF, COUNT, REPORT = range(3)
 # Of a head: whether all tokens are read, and whether it still has to be answered.
 WHOLE, _ACTIVE, FLAGS = range(3)
 
@@ -161,24 +173,34 @@ def power_of_two(x):
 
 
 @_inner
+def _seen(f, row):
+    """The first token that a row sees, and the one after its own."""
+    end = f.tokens - (f.queries - 1 - row % f.queries)
+    return max(end - f.window, 0), end
+
+
+@_inner
 def _prepare(f, counter):
     """Constants of every query; `status` says why float32 does not serve. Heads on a pause are read whole."""
     if take_next(counter) > 0:
         return
-    heads, siblings, dim = f.heads, f.siblings, f.dim
-    shape = (heads, siblings, dim)
+    heads, siblings, queries, dim = f.heads, f.siblings, f.queries, f.dim
+    rows = siblings * queries
+    shape = (heads, rows, dim)
     q, sketch_q, key_q = _floats(f.q, shape), _floats(f.sketch_q, shape), _floats(f.key_q, shape)
     metric, size = _floats(f.metric, (heads, dim)), _doubles(f.size, heads)
-    longest_key, longest, unit = _doubles(f.longest_key, heads), _doubles(f.longest, heads), _doubles(f.unit, heads)
-    constants = _doubles(f.constants, (heads, siblings, CONSTANTS))
+    longest_key, sinks = _doubles(f.longest_key, heads), _doubles(f.sinks, (heads, siblings))
+    longest, unit = _doubles(f.longest, (heads, queries)), _doubles(f.unit, (heads, queries))
+    constants = _doubles(f.constants, (heads, rows, CONSTANTS))
     learnt, flags = _doubles(f.learnt, (heads, siblings + 2)), _longs(f.flags, (heads, FLAGS))
     f.status = 0
     for head in range(heads):
         flags[head, _ACTIVE] = 1
-        flags[head, WHOLE] = learnt[head, siblings + 1] > 0
+        flags[head, WHOLE] = f.whole or learnt[head, siblings + 1] > 0
         learnt[head, siblings + 1] = max(learnt[head, siblings + 1] - 1, 0)
-        lost = 4 * f.tokens * math.sqrt(f.value_dim) * _TINY * (1 + 1 / unit[head])
-        for row in range(siblings):
+        for row in range(rows):
+            most, own = longest[head, row % queries], unit[head, row % queries]
+            lost = 4 * f.tokens * math.sqrt(f.value_dim) * _TINY * (1 + 1 / own)
             squares, weighted = 0.0, 0.0
             for c in range(dim):
                 x = q[head, row, c] * f.factor
@@ -191,9 +213,11 @@ def _prepare(f, counter):
             reach = length * longest_key[head] + 2.0**-60
             stray = math.log(2) * reach * (_gamma(dim // 16 + 24) + 2.0**-22) + 2.0**-19
             rounding = 2 * math.tanh(stray / 2) + 2.02 * _gamma(TILE + 8)
-            rounding = rounding * (longest[head] / unit[head]) * _OUTWARD + lost
+            rounding = rounding * (most / own) * _OUTWARD + lost
+            sink = sinks[head, row // queries]
             # nan compares false with everything.
-            if not (reach <= MOST_LOGIT and length * size[head] <= MOST_QUERY):
+            held = reach <= MOST_LOGIT and (abs(sink) <= MOST_LOGIT or sink == -np.inf)
+            if not (held and length * size[head] <= MOST_QUERY):
                 f.status = UNFIT_RANGE
             elif not (rounding <= MOST_ROUNDING * f.drop):
                 f.status = UNFIT_ROUNDING
@@ -208,16 +232,18 @@ def _prepare(f, counter):
 @_inner
 def _look(f, counter):
     """An upper bound on the logit of every sketched token, and about what those of each chunk weigh."""
-    heads, siblings, dim, width = f.heads, f.siblings, f.dim, f.width
-    constants = _doubles(f.constants, (heads, siblings, CONSTANTS))
+    heads, rows, dim, width = f.heads, f.siblings * f.queries, f.dim, f.width
+    constants = _doubles(f.constants, (heads, rows, CONSTANTS))
     flags = _longs(f.flags, (heads, FLAGS))
-    upper = _floats(f.upper, (heads, siblings, f.groups, GROUP))
-    chunk_sums = _doubles(f.chunk_sums, (heads, f.chunks, siblings, 2))
+    upper = _floats(f.upper, (heads, rows, f.groups, GROUP))
+    chunk_sums = _doubles(f.chunk_sums, (heads, f.chunks, rows, 2))
     scale = _words(f.scale, (heads, f.group_room, dim))
     radius, reach = _words(f.radius, (heads, f.group_room, GROUP)), _floats(f.reach, (heads, f.group_room))
-    places, starts = np.zeros(2 * CHUNK_GROUPS, np.int32), np.empty((siblings, CHUNK_GROUPS), np.float32)
-    scaled, products = np.zeros((siblings, 2 * width), np.float32), np.empty((siblings, GROUP), np.float32)
+    places, starts = np.zeros(2 * CHUNK_GROUPS, np.int32), np.empty((rows, CHUNK_GROUPS), np.float32)
+    scaled, products = np.zeros((rows, 2 * width), np.float32), np.empty((rows, GROUP), np.float32)
     around, lanes = np.empty((CHUNK_GROUPS, GROUP), np.float32), np.empty(GROUP, np.float32)
+    steps, sane = np.empty(dim, np.float32), np.empty(CHUNK_GROUPS, np.bool_)
+    (_, first_end), (last_begin, _) = _seen(f, 0), _seen(f, rows - 1)
     while True:
         item = take_next(counter)
         if item >= heads * f.chunks:
@@ -230,42 +256,42 @@ def _look(f, counter):
         count = min(CHUNK_GROUPS, f.groups - first)
         for c in range(count):
             places[c] = first + c
-        zero, q = f.zero + head * f.group_room * dim * 2, f.sketch_q + head * siblings * dim * 4
-        for row in range(0, siblings, 4):
-            out, mine = starts.ctypes.data + row * CHUNK_GROUPS * 4, q + row * dim * 4
-            many = min(4, siblings - row)
-            row_products(many, 1, mine, zero, places.ctypes.data, count, dim, out, CHUNK_GROUPS)
-        sketch_q = _floats(q, (siblings, dim))
+        zero, q = f.zero + head * f.group_room * dim * 2, f.sketch_q + head * rows * dim * 4
+        row_products(rows, 1, q, zero, places.ctypes.data, count, dim, starts.ctypes.data, CHUNK_GROUPS)
+        sketch_q = _floats(q, (rows, dim))
         for c in range(count):
             group = first + c
             far = reach[head, group]
             for t in range(GROUP):
                 around[c, t] = _brain(radius[head, group, t])
-            sane = far <= MOST_REACH
-            for row in range(siblings):
-                sane = sane and constants[head, row, _LENGTH] * far <= MOST_LOGIT
+            sane[c] = far <= MOST_REACH
+            for i in range(dim):
+                steps[i] = _brain(scale[head, group, i])
+            for row in range(rows):
+                sane[c] = sane[c] and constants[head, row, _LENGTH] * far <= MOST_LOGIT
                 for i in range(dim):
-                    scaled[row, i] = sketch_q[row, i] * _brain(scale[head, group, i])
-            if not sane:
+                    scaled[row, i] = sketch_q[row, i] * steps[i]
+            if not sane[c]:
                 upper[head, :, group] = np.inf
                 continue
             codes = f.codes + (head * f.group_room + group) * width * GROUP
-            for row in range(0, siblings, 4):
-                mine, out = scaled.ctypes.data + row * 2 * width * 4, products.ctypes.data + row * GROUP * 4
-                code_products(min(4, siblings - row), codes, width, mine, out)
-            for row in range(siblings):
+            code_products(rows, codes, width, scaled.ctypes.data, products.ctypes.data)
+            for row in range(rows):
                 start = np.float32(starts[row, c] + (constants[head, row, _TILT] * far + _FLOOR))
                 slope = np.float32(constants[head, row, _SLOPE])
                 mine = upper[head, row, group]
                 for t in range(GROUP):
                     mine[t] = (products[row, t] + start) + slope * around[c, t]
-        if chunk == 0:
-            upper[head, :, 0, : f.hidden] = -np.inf
-        for row in range(siblings):
+            if group * GROUP < last_begin or first_end < group * GROUP + GROUP:  # not all rows see all of it
+                for row in range(rows):
+                    begin, end = _seen(f, row)
+                    upper[head, row, group, : max(min(begin - group * GROUP, GROUP), 0)] = -np.inf
+                    upper[head, row, group, max(min(end - group * GROUP, GROUP), 0) :] = -np.inf
+        for row in range(rows):
             mine = upper[head, row, first : first + count]
             lanes[:] = -np.inf
             for c in range(count):
-                if mine[c, GROUP - 1] < np.inf:
+                if sane[c]:
                     for t in range(GROUP):
                         lanes[t] = max(lanes[t], mine[c, t])
             top = np.float32(-np.inf)
@@ -274,7 +300,7 @@ def _look(f, counter):
             lanes[:] = 0
             slope, total = np.float32(constants[head, row, _SLOPE]), 0.0
             for c in range(count):
-                if mine[c, GROUP - 1] < np.inf:
+                if sane[c]:
                     for t in range(GROUP):
                         lanes[t] += power_of_two((mine[c, t] - slope * around[c, t]) - top)
             for t in range(GROUP):
@@ -294,13 +320,19 @@ def _every(groups):
 
 
 @_inner
+def _longest(f, head, row):
+    """An upper bound on the length of the longest value that a row sees."""
+    return _doubles(f.longest, (f.heads, f.queries))[head, row % f.queries]
+
+
+@_inner
 def _sample(f, head, row, keys, near):
     """The keys of every few tokens, relative to the largest that can be; what each bin of all tokens holds about."""
-    count, step = f.groups * GROUP, _every(f.groups)
-    upper = _floats(f.upper, (f.heads, f.siblings, count))[head, row]
-    lengths, longest = _floats(f.norms, (f.heads, f.room))[head], _doubles(f.longest, f.heads)[head]
-    x = _doubles(f.constants, (f.heads, f.siblings, CONSTANTS))[head, row]
-    bins = _doubles(f.bins, (f.heads, f.siblings, BINS))[head, row]
+    count, step, rows = f.groups * GROUP, _every(f.groups), f.siblings * f.queries
+    upper = _floats(f.upper, (f.heads, rows, count))[head, row]
+    lengths, longest = _floats(f.norms, (f.heads, f.room))[head], _longest(f, head, row)
+    x = _doubles(f.constants, (f.heads, rows, CONSTANTS))[head, row]
+    bins = _doubles(f.bins, (f.heads, rows, BINS))[head, row]
     origin, nu = np.float32(x[_ORIGIN]), np.float32(x[_NU] * longest)
     over = np.float32(1 / ((1 + x[_NU]) * longest))
     some = count // step
@@ -327,17 +359,18 @@ def _limit(bins, budget):
 
 @_inner
 def _choose(f, counter, attempt):
-    """From which key on each query's tokens are read: keys are bounds on weights times (length + ν).
+    """From which key on each row's tokens are read: keys are bounds on weights times (length + ν).
 
-    No bound rests on it. What is left behind a limit is told by every few tokens; as siblings read what any of them
+    No bound rests on it. What is left behind a limit is told by every few tokens; as all rows read what any of them
     wants, each may leave more than its own budget.
     """
-    heads, siblings = f.heads, f.siblings
-    constants, bins = _doubles(f.constants, (heads, siblings, CONSTANTS)), _doubles(f.bins, (heads, siblings, BINS))
+    heads, siblings, queries = f.heads, f.siblings, f.queries
+    rows = siblings * queries
+    constants, bins = _doubles(f.constants, (heads, rows, CONSTANTS)), _doubles(f.bins, (heads, rows, BINS))
     flags, learnt = _longs(f.flags, (heads, FLAGS)), _doubles(f.learnt, (heads, siblings + 2))
-    longest, unit = _doubles(f.longest, heads), _doubles(f.unit, heads)
-    chunk_sums = _doubles(f.chunk_sums, (heads, f.chunks, siblings, 2))
-    keys, limits = np.empty((siblings, SAMPLE), np.float32), np.empty(siblings, np.float32)
+    sinks, unit = _doubles(f.sinks, (heads, siblings)), _doubles(f.unit, (heads, queries))
+    chunk_sums = _doubles(f.chunk_sums, (heads, f.chunks, rows, 2))
+    keys, limits = np.empty((rows, SAMPLE), np.float32), np.empty(rows, np.float32)
     wanted, lanes, near = np.empty(SAMPLE, np.bool_), np.empty(GROUP, np.float32), np.empty(SAMPLE, np.float32)
     while True:
         head = take_next(counter)
@@ -348,30 +381,32 @@ def _choose(f, counter, attempt):
             continue
         whole, count = attempt + 1 == ATTEMPTS, 0
         if attempt > 0:
-            for row in range(siblings):
+            for row in range(rows):
                 limits[row] = _limit(bins[head, row], constants[head, row, _BUDGET])
         else:
-            for row in range(siblings):
+            for row in range(rows):
                 x, top, total = constants[head, row], -np.inf, 0.0
                 for chunk in range(f.chunks):
                     top = max(top, chunk_sums[head, chunk, row, 0])
                 for chunk in range(f.chunks):
                     if chunk_sums[head, chunk, row, 0] > -np.inf:
                         total += chunk_sums[head, chunk, row, 1] * 2.0 ** (chunk_sums[head, chunk, row, 0] - top)
-                x[_ORIGIN], x[_LIMIT] = top, np.inf
-                x[_NU] = min(max(learnt[head, row], _LEAST_NU), 1.0)
-                x[_BUDGET] = AIM * (f.drop - x[_ROUNDING]) * unit[head] * total / ((1 + x[_NU]) * longest[head])
+                x[_ORIGIN], x[_LIMIT] = top if top > -np.inf else 0.0, np.inf
+                total += 2.0 ** min(sinks[head, row // queries] - x[_ORIGIN], _ALWAYS)
+                x[_NU] = min(max(learnt[head, row // queries], _LEAST_NU), 1.0)
+                x[_BUDGET] = AIM * (f.drop - x[_ROUNDING]) * unit[head, row % queries] * total
+                x[_BUDGET] /= (1 + x[_NU]) * _longest(f, head, row)
                 x[_OWN] = x[_BUDGET]
                 count = _sample(f, head, row, keys[row], near)
             for turn in range(_TURNS):
                 wanted[:] = False
-                for row in range(siblings):
+                for row in range(rows):
                     limits[row] = _limit(bins[head, row], constants[head, row, _BUDGET])
                     for i in range(count):
                         wanted[i] |= keys[row, i] >= limits[row]
-                if turn + 1 == _TURNS or siblings == 1:
+                if turn + 1 == _TURNS or rows == 1:
                     break
-                for row in range(siblings):
+                for row in range(rows):
                     x, left = constants[head, row], 0.0
                     lanes[:] = 0
                     for block in range(count // GROUP):
@@ -387,49 +422,49 @@ def _choose(f, counter, attempt):
             whole = share > MOST_SHARE * count
             if share < _FEW * count:
                 # Their sum rests on few tokens, of which a sketch knows little: some more cost less than a second cut.
-                for row in range(siblings):
+                for row in range(rows):
                     constants[head, row, _BUDGET] *= 0.5
                     limits[row] = _limit(bins[head, row], constants[head, row, _BUDGET])
             learnt[head, siblings] = min(max(1.0, 2 * learnt[head, siblings]), LONGEST_PAUSE) if whole else 0.0
             learnt[head, siblings + 1] = learnt[head, siblings]
         flags[head, WHOLE] = whole
-        for row in range(siblings):
+        for row in range(rows):
             x = constants[head, row]
             x[_BEFORE] = x[_LIMIT]
-            x[_LIMIT] = 0.0 if whole else limits[row] * ((1 + x[_NU]) * longest[head])
+            x[_LIMIT] = 0.0 if whole else limits[row] * ((1 + x[_NU]) * _longest(f, head, row))
         take_next(counter + 8)
 
 
 @_inner
 def _wanted(f, attempt, head, chunk, places, weights, wanted, sums):
     """The tokens of a chunk that are read now, and into `sums` what those that are not may weigh and move."""
-    siblings, first = f.siblings, chunk * CHUNK_GROUPS
-    last = min(first + CHUNK_GROUPS, f.groups)
+    rows, first = f.siblings * f.queries, chunk * CHUNK_GROUPS
+    last, hidden = min(first + CHUNK_GROUPS, f.groups), _seen(f, 0)[0]
     flags, count = _longs(f.flags, (f.heads, FLAGS)), 0
     sums[:] = 0
     if flags[head, WHOLE] and attempt == 0:
-        for place in range(max(first * GROUP, f.hidden), last * GROUP):
+        for place in range(max(first * GROUP, hidden), last * GROUP):
             places[count] = place
             count += 1
         return count
-    constants = _doubles(f.constants, (f.heads, siblings, CONSTANTS))
-    upper = _floats(f.upper, (f.heads, siblings, f.groups, GROUP))
-    lengths, longest = _floats(f.norms, (f.heads, f.room)), _doubles(f.longest, f.heads)
+    constants = _doubles(f.constants, (f.heads, rows, CONSTANTS))
+    upper = _floats(f.upper, (f.heads, rows, f.groups, GROUP))
+    lengths = _floats(f.norms, (f.heads, f.room))
     for group in range(first, last):
         near = lengths[head, group * GROUP : group * GROUP + GROUP]
         wanted[:] = 0
-        for row in range(siblings):
+        for row in range(rows):
             x, mine, own = constants[head, row], upper[head, row, group], weights[row]
             origin, limit, before = np.float32(x[_ORIGIN]), np.float32(x[_LIMIT]), np.float32(x[_BEFORE])
-            nu = np.float32(x[_NU] * longest[head])
+            nu = np.float32(x[_NU] * _longest(f, head, row))
             for t in range(GROUP):
                 own[t] = power_of_two(min(mine[t] - origin, np.float32(_ALWAYS)))
                 key = own[t] * (near[t] + nu)
                 # One that was wanted before counts twice as much as all others together.
                 wanted[t] |= (0 if key < limit else 1) | (0 if key < before else 2)
         if group == 0:
-            wanted[: f.hidden] = 2
-        for row in range(siblings):
+            wanted[:hidden] = 2
+        for row in range(rows):
             own, left, moved = weights[row], sums[0, row], sums[1, row]
             for t in range(GROUP):
                 weight = own[t] if wanted[t] == 0 else np.float32(0.0)
@@ -444,13 +479,14 @@ def _wanted(f, attempt, head, chunk, places, weights, wanted, sums):
 @_inner
 def _read(f, counter, attempt):
     """Weights and weighted values of the tokens that are read now, chunk by chunk; the open group always is."""
-    heads, siblings, dim, wide = f.heads, f.siblings, f.dim, f.value_dim
+    heads, rows, dim, wide = f.heads, f.siblings * f.queries, f.dim, f.value_dim
     flags, size = _longs(f.flags, (heads, FLAGS)), 4 if f.token_type == 0 else 2
-    partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, siblings, SUMS + wide))
+    partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, rows, SUMS + wide))
     places, wanted = np.zeros(_ROOM, np.int32), np.empty(GROUP, np.int32)
-    weights, logits = np.empty((siblings, GROUP), np.float32), np.empty((siblings, _ROOM // GROUP, GROUP), np.float32)
-    sums, lanes = np.empty((2, siblings, GROUP), np.float32), np.empty(GROUP, np.float32)
-    tile = np.empty((siblings, wide), np.float32)
+    weights, logits = np.empty((rows, GROUP), np.float32), np.empty((rows, _ROOM // GROUP, GROUP), np.float32)
+    sums, lanes = np.empty((2, rows, GROUP), np.float32), np.empty(GROUP, np.float32)
+    tile, hidden = np.empty((rows, wide), np.float32), _seen(f, 0)[0]
+    columns = np.empty((dim, LANES), np.float32)
     while True:
         item = take_next(counter)
         if item >= heads * f.chunks:
@@ -461,30 +497,42 @@ def _read(f, counter, attempt):
             continue
         count = _wanted(f, attempt, head, chunk, places, weights, wanted, sums)
         if chunk + 1 == f.chunks and attempt == 0:
-            for place in range(max(f.groups * GROUP, f.hidden), f.tokens):
+            for place in range(max(f.groups * GROUP, hidden), f.tokens):
                 places[count] = place
                 count += 1
         mine = partials[attempt, head, chunk]
         mine[:] = 0
         mine[:, _TOP] = -np.inf
-        mine[:, _COUNT] = count
-        for row in range(siblings):
+        for row in range(rows):
             for t in range(GROUP):
                 mine[row, _LEFT] += sums[0, row, t]
                 mine[row, _MOVED] += sums[1, row, t]
         if count == 0:
             take_next(counter + 8)
             continue
-        q, keys = f.key_q + head * siblings * dim * 4, f.keys + head * f.room * dim * size
+        q, keys = f.key_q + head * rows * dim * 4, f.keys + head * f.room * dim * size
         values, where = f.values + head * f.room * wide * size, places.ctypes.data
-        for row in range(0, siblings, 4):
-            many, out = min(4, siblings - row), logits.ctypes.data + row * _ROOM * 4
-            row_products(many, f.token_type, q + row * dim * 4, keys, where, count, dim, out, _ROOM)
+        if rows < _MANY_ROWS:
+            row_products(rows, f.token_type, q, keys, where, count, dim, logits.ctypes.data, _ROOM)
+        else:
+            space = columns.ctypes.data
+            column_products(rows, f.token_type, q, keys, where, count, dim, space, logits.ctypes.data, _ROOM)
         blocks = -(-count // GROUP)
-        for row in range(siblings):
+        for row in range(rows):
+            begin, end = _seen(f, row)
+            low, high = 0, count
+            while low < count and places[low] < begin:
+                low += 1
+            while high > low and places[high - 1] >= end:
+                high -= 1
+            mine[row, _COUNT] = high - low
+            flat = logits[row].reshape(_ROOM)
+            if low == high:
+                flat[:count] = 0
+                continue
+            flat[:low] = -np.inf
+            flat[high : blocks * GROUP] = -np.inf
             # By blocks: an index that is a sum might be negative for all that a compiler knows, and is not vectorised.
-            for t in range(count - (blocks - 1) * GROUP, GROUP):
-                logits[row, blocks - 1, t] = -np.inf
             lanes[:] = -np.inf
             for block in range(blocks):
                 own = logits[row, block]
@@ -500,16 +548,17 @@ def _read(f, counter, attempt):
                     own[t] = power_of_two(own[t] - top)
                 for t in range(GROUP):
                     lanes[t] += own[t]
+            # Not the least power: a value that the row does not see may be longer than all that it sees.
+            flat[:low] = 0
+            flat[high:count] = 0
             mine[row, _TOP] = top
             for t in range(GROUP):
                 mine[row, _TOTAL] += lanes[t]
         for first in range(0, count, TILE):
             some = min(TILE, count - first)
-            for row in range(0, siblings, 4):
-                many, out = min(4, siblings - row), tile.ctypes.data + row * wide * 4
-                shares = logits.ctypes.data + (row * _ROOM + first) * 4
-                row_sums(many, f.token_type, shares, _ROOM, values, where + first * 4, some, wide, out)
-            for row in range(siblings):
+            shares = logits.ctypes.data + first * 4
+            row_sums(rows, f.token_type, shares, _ROOM, values, where + first * 4, some, wide, tile.ctypes.data)
+            for row in range(rows):
                 for c in range(wide):
                     mine[row, SUMS + c] += tile[row, c]
         take_next(counter + 8)
@@ -520,11 +569,12 @@ def _merge(f, counter, attempt):
     """Answers and their bounds. Queries that are not within `drop` are to be asked again, with less left unread."""
     if take_next(counter) > 0:
         return
-    heads, siblings, wide = f.heads, f.siblings, f.value_dim
-    constants, flags = _doubles(f.constants, (heads, siblings, CONSTANTS)), _longs(f.flags, (heads, FLAGS))
-    partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, siblings, SUMS + wide))
-    longest, unit = _doubles(f.longest, heads), _doubles(f.unit, heads)
-    out, rows = _doubles(f.out, (heads, siblings, wide)), _doubles(f.rows, (heads, siblings, ROWS))
+    heads, siblings, queries, wide = f.heads, f.siblings, f.queries, f.value_dim
+    rows = siblings * queries
+    constants, flags = _doubles(f.constants, (heads, rows, CONSTANTS)), _longs(f.flags, (heads, FLAGS))
+    partials = _doubles(f.partials, (ATTEMPTS, heads, f.chunks, rows, SUMS + wide))
+    sinks, unit = _doubles(f.sinks, (heads, siblings)), _doubles(f.unit, (heads, queries))
+    out, reports = _doubles(f.out, (heads, rows, wide)), _doubles(f.reports, (heads, rows, REPORT))
     learnt = _doubles(f.learnt, (heads, siblings + 2))
     lost = f.tokens * 2.0**-120
     f.attempt, late = attempt, _longs(counter + 16, 1)
@@ -532,9 +582,11 @@ def _merge(f, counter, attempt):
         if not flags[head, _ACTIVE]:
             continue
         flags[head, _ACTIVE] = 0
-        for row in range(siblings):
-            x, answer = constants[head, row], out[head, row]
-            top, total, left, moved, count = -np.inf, 0.0, 0.0, 0.0, 0.0
+        learnt[head, :siblings] = 0
+        for row in range(rows):
+            x, answer, sink = constants[head, row], out[head, row], sinks[head, row // queries]
+            longest, own = _longest(f, head, row), unit[head, row % queries]
+            top, total, left, moved, count = sink, 0.0, 0.0, 0.0, 0.0
             answer[:] = 0
             for each in range(attempt + 1):
                 for chunk in range(f.chunks):
@@ -551,6 +603,8 @@ def _merge(f, counter, attempt):
                         total += share * mine[_TOTAL]
                         for c in range(wide):
                             answer[c] += share * mine[SUMS + c]
+            if sink > -np.inf:
+                total += 2.0 ** (sink - top)
             squares = 0.0
             for c in range(wide):
                 answer[c] /= total
@@ -559,17 +613,18 @@ def _merge(f, counter, attempt):
             # nan compares false with everything.
             off = x[_ROUNDING] if total > 0 and length < np.inf else np.inf
             if not flags[head, WHOLE]:
-                tail = moved + lost * (1 + longest[head]) + (length + x[_ROUNDING] * longest[head]) * (left + lost)
+                tail = moved + lost * (1 + longest) + (length + x[_ROUNDING] * longest) * (left + lost)
                 tail *= GROWN * 2.0 ** (x[_ORIGIN] - top) * math.exp(2 * x[_STRAY]) * _OUTWARD
-                tail /= total * unit[head]
+                tail /= total * own
                 room = (f.drop - x[_ROUNDING]) / tail
                 off += tail
                 x[_BUDGET] *= min(AIM * room, 1.0) if room > 0 else 0.0
             if not off <= f.drop:
                 late[0] += 1
                 flags[head, _ACTIVE] = 1
-            learnt[head, row] = length / longest[head] if off <= f.drop else 0.5
-            rows[head, row, OFF], rows[head, row, COUNT] = off, count
+            nu = length / longest if off <= f.drop else 0.5
+            learnt[head, row // queries] = max(learnt[head, row // queries], nu)
+            reports[head, row, OFF], reports[head, row, COUNT] = off, count
     take_next(counter + 8)
 
 

@@ -121,7 +121,7 @@ def decode(
     if used is None:
         used = Used(most.new_full((most.numel(),), s, dtype=torch.int32), blank_state(q.device))
     if (used.queries or used.window) and lengths.each.dtype != torch.float32:
-        rule = "must be torch.float32 where rows see different tokens"
+        rule = "must be torch.float32 if rows see different tokens"
         raise DtypeError("lengths.each", lengths.each.dtype, rule, "measure values in float32, rounded up")
     queries = used.queries or 1
     own = None if sinks is None else Sinks(sinks, q.shape[1] // queries, queries)
@@ -178,6 +178,6 @@ def _checked_seed(confidence: float, seed: Tensor | None, k: Tensor) -> Int64[Te
         rule = f"must be one torch.int64 on {k.device}, since tokens are drawn"
         raise ParameterError("seed", told, rule, "try torch.tensor([0], device=k.device)")
     if k.shape[2] > 2**PLACES:
-        rule = f"must be at most {2**PLACES} where tokens are drawn"
+        rule = f"must be at most {2**PLACES} if tokens are drawn"
         raise ShapeError("keys", k.shape[2], rule, "leave the confidence at 1")
     return seed

@@ -18,11 +18,13 @@ from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
 from avow.core import SOFTMAX, Method, Problem, check_tensor, dtype_name
+from avow.core.eager import run_eagerly
+from avow.core.record import is_recording, note, running_layer
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_from
-from avow.nn.config import check_count, check_dropout, check_heads
+from avow.nn.config import check_dropout, check_heads
 from avow.nn.memory import Memory, RandomDraw, memory_of
-from avow.parameters import as_float, declared
+from avow.parameters import as_float, check_count, declared
 
 _BASE = 10_000.0
 """Of the geometric sequence of rates at which positions turn."""
@@ -30,7 +32,12 @@ _BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of each sequence, from place `start` on; the processes of `group` hold the whole, in their order."""
+    """A part of each sequence, from place `start` on; the processes of `group` hold the whole, in their order.
+
+    Attributes:
+        start: the place of this part's first token in the whole sequence.
+        group: the processes that hold the whole, in the order of their parts.
+    """
 
     start: int
     group: ProcessGroup
@@ -50,9 +57,30 @@ def project(inward: nn.Linear, dim: int, x: Tensor, context: Tensor | None = Non
 class Attention(nn.Module):
     """Multi-head attention by any method, over a sequence itself or, with `cross`, over a context.
 
-    `key_heads` groups the query heads: each key head serves heads/key_heads of them. `settings` are the method's
-    parameters. Random methods keep one draw for life: see `RandomDraw`. Dropout falls on the output, for every method
-    alike: most methods never form the weights, and a certificate would not be about weights some of which were dropped.
+    Inputs are (batch, length, width). Methods that draw at random keep one draw for life: see `RandomDraw`. Dropout
+    falls on the output, for every method alike: most methods never form the weights, and a certificate would not be
+    about weights some of which were dropped. While `avow.record` is open, `forward` certifies its answers.
+
+    Args:
+        width: features of a position, in and out; divisible by `heads`.
+        heads: query heads.
+        method: name of a method, or a `Method` object.
+        key_heads: heads of keys and values, each shared by heads/key_heads query heads; None is as many as query heads.
+        cross: whether keys and values are those of a context, which `forward` is then given.
+        causal: whether position i sees positions 0 to i alone.
+        dropout: share of the output that is dropped in training.
+        bias: whether projections have biases.
+        positions: `Rotary` positions, applied to queries and keys; None for none.
+        **settings: parameters of a method that is given by name.
+
+    Raises:
+        ParameterError: width, heads, dropout or a setting does not fit.
+        UnknownMethod: there is no method of that name.
+
+    >>> import torch, avow
+    >>> attention = avow.nn.Attention(64, heads=4, causal=True)
+    >>> attention(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
     """
 
     @declared()
@@ -94,14 +122,29 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "b s"] | None = None,
         shard: Shard | None = None,
     ) -> Float[Tensor, "b n w"]:
-        """What each position reads; `mask` is True at the keys that may be seen (`nn.MultiheadAttention` says the
-        opposite). A position that may see no key reads zeros. Of a sequence that processes hold between them, `shard`
-        says which part `x` is: its positions read from all parts.
+        """What each position reads; a position that may see no key reads zeros.
+
+        Args:
+            x: the sequence, (batch, n, width).
+            context: what keys and values are made of, (batch, s, width); for `cross` alone.
+            mask: True at the keys that may be seen, (batch, s): `nn.MultiheadAttention` says the opposite.
+            shard: of sequences that processes hold between them, which part `x` is: its positions read from all parts.
+
+        Returns:
+            The output, (batch, n, width).
+
+        Raises:
+            ShapeError: sizes do not fit together.
+            ParameterError: there is a context without `cross`, or the other way round.
         """
         if shard is not None and not isinstance(shard, Shard):
             raise ParameterError("shard", type(shard).__name__, "must be a Shard", "leave it out in one process")
         # Projections follow autocast; a method's arithmetic is its own, and its bounds are for that.
         q, k, v = self._projected(x, context, 0 if shard is None else shard.start)
+        if shard is None and is_recording():
+            out, certificate = run_eagerly("Attention in a record", self._attended, q, k, v, mask)
+            note(running_layer(type(self).__name__), certificate)
+            return self._joined(out)
         with torch.autocast(q.device.type, enabled=False):
             out = self._computed(self._problem(q, k, v, mask)) if shard is None else self._over(shard, q, k, v, mask)
         return self._joined(out)
@@ -114,22 +157,67 @@ class Attention(nn.Module):
         tol: float | None = None,
         confidence: float | None = None,
     ) -> Attended:
-        """The same through `avow.attend`, without dropout: the output, and what is proved of its heads' answers."""
+        """The same through `avow.attend`, without dropout: the output, and what is proved of its heads' answers.
+
+        Args:
+            x: the sequence, (batch, n, width).
+            context: what keys and values are made of, (batch, s, width); for `cross` alone.
+            mask: True at the keys that may be seen, (batch, s).
+            tol: the largest error of a row of a head that is accepted, relative to the longest value that the row sees;
+                None sets no limit.
+            confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
+
+        Returns:
+            The output, (batch, n, width), and the certificate of the heads' answers, whose rows are (batch, heads, n).
+
+        Raises:
+            ToleranceUnreachable: the method cannot prove the tolerance.
+
+        >>> import torch, avow
+        >>> out, certificate = avow.nn.Attention(64, heads=4).certified(torch.randn(2, 10, 64), tol=1e-2)
+        >>> certificate.bound <= 1e-2
+        True
+        """
         q, k, v = self._projected(x, context)
-        generator = None if self.draw is None else self.draw.generator()
-        how = self._how(mask, k) | {"tol": tol, "confidence": confidence, "generator": generator} | self.settings
-        out, certificate = attend(q, k, v, method=self.given, **how)
+        out, certificate = self._attended(q, k, v, mask, tol=tol, confidence=confidence)
         return Attended(self.outward(out.transpose(1, 2).flatten(2)), certificate)
 
     def start(self, block: int) -> Memory:
-        """The memory of a decoder before its first token, for sequences up to `block`."""
+        """The memory of a decoder before its first token, for sequences up to `block`.
+
+        Args:
+            block: how many tokens there must be room for.
+
+        Returns:
+            What `step` needs and brings up to date.
+
+        Raises:
+            ParameterError: the module is not causal, or its method cannot decode token by token.
+        """
         if self.cross or not self.causal:
             rule = "cannot decode token by token"
             raise ParameterError("attention", "cross" if self.cross else "not causal", rule, "use causal=True")
         return memory_of(self.method, self.draw, block)
 
     def step(self, x: Float[Tensor, "b l w"], memory: Memory) -> Float[Tensor, "b l w"]:
-        """What the next positions read, given all before them; `memory` is brought up to date in place."""
+        """What the next positions read, given all before them; `memory` is brought up to date in place.
+
+        Args:
+            x: the next positions, (batch, l, width).
+            memory: what `start` made.
+
+        Returns:
+            The output, (batch, l, width).
+
+        Raises:
+            ShapeError: there is no room for so many.
+
+        >>> import torch, avow
+        >>> attention = avow.nn.Attention(64, heads=4, causal=True)
+        >>> memory = attention.start(block=10)
+        >>> attention.step(torch.randn(2, 1, 64), memory).shape, memory.length
+        (torch.Size([2, 1, 64]), 1)
+        """
         q, k, v = self._projected(x, None, memory.length)
         with torch.autocast(q.device.type, enabled=False):
             out = memory.read(q, k, v)
@@ -147,6 +235,25 @@ class Attention(nn.Module):
         """The same weights under any method; with `exact` and no dropout, the same outputs.
 
         Batches come first here, whatever `batch_first` was, and dropout falls on the output.
+
+        Args:
+            given: PyTorch's module.
+            method: name of a method, or a `Method` object.
+            cross: whether keys and values are those of a context.
+            causal: whether position i sees positions 0 to i alone.
+            **settings: parameters of a method that is given by name.
+
+        Returns:
+            A module with copies of the weights, in their type, on their device.
+
+        Raises:
+            ParameterError: `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn` was used.
+
+        >>> import torch, avow
+        >>> theirs, x = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval(), torch.randn(2, 10, 64)
+        >>> expected = theirs(x, x, x, need_weights=False)[0]
+        >>> torch.allclose(avow.nn.Attention.from_torch(theirs)(x), expected, atol=1e-5)
+        True
         """
         width, weight = given.embed_dim, given.out_proj.weight
         unlike = {
@@ -168,7 +275,14 @@ class Attention(nn.Module):
         return attention
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """An `nn.MultiheadAttention` of the same weights, batch first; grouped key heads are written out."""
+        """An `nn.MultiheadAttention` of the same weights, batch first; grouped key heads are written out.
+
+        Returns:
+            PyTorch's module with copies of the weights.
+
+        Raises:
+            ParameterError: the method is not softmax attention, or there are rotary positions.
+        """
         if self.method.target != SOFTMAX:
             rule = "is not softmax attention, which nn.MultiheadAttention computes"
             raise ParameterError("method", self.method.name, rule, 'use method="exact"')
@@ -230,6 +344,12 @@ class Attention(nn.Module):
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Problem:
         return Problem.of(q, k, v, **self._how(mask, k))
 
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **limits: Any) -> Attended:
+        """The answers of the heads by `avow.attend`, under this module's draw."""
+        generator = None if self.draw is None else self.draw.generator()
+        how = self._how(mask, k) | limits | self.settings
+        return attend(q, k, v, method=self.given, generator=generator, **how)
+
     def _computed(self, problem: Problem) -> Float[Tensor, "b h n d"]:
         self.method.check(problem.sizes)
         if problem.empty:
@@ -239,7 +359,11 @@ class Attention(nn.Module):
         sample = self.draw.sample()
         if sample is not None:
             return self.method.read_on(problem, self.method.initial_state(problem, sample))[0]
-        return self.method.compute(problem, self.draw.generator()).out
+        return run_eagerly(f"Attention by {self.method.name}", self._drawn, problem, self.draw)
+
+    def _drawn(self, problem: Problem, draw: RandomDraw) -> Float[Tensor, "b h n d"]:
+        """The answers of a method whose draws depend on the inputs."""
+        return self.method.compute(problem, draw.generator()).out
 
     def _over(self, shard: Shard, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Float[Tensor, "b h n d"]:
         """The same if the processes of a group hold keys and values, each those of its part of the sequence."""
@@ -263,11 +387,20 @@ class Attention(nn.Module):
             raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "add the missing axes or project it first")
 
     def extra_repr(self) -> str:
-        return f"{self.method.name}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"
+        return f"{self.method.label}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"
 
 
 class Learned(nn.Module):
-    """A vector for each place, learned like the embeddings of tokens."""
+    """A vector for each place, learned like the embeddings of tokens.
+
+    Args:
+        block: how many places there are.
+        width: features of a vector.
+
+    >>> import avow
+    >>> avow.nn.Learned(block=128, width=64)(10).shape
+    torch.Size([10, 64])
+    """
 
     @declared()
     def __init__(self, block: int, width: int) -> None:
@@ -278,7 +411,18 @@ class Learned(nn.Module):
         self.places = nn.Embedding(block, width)
 
     def forward(self, length: int, start: int = 0) -> Float[Tensor, "n w"]:
-        """The vectors of `length` places from `start` on."""
+        """The vectors of `length` places from `start` on.
+
+        Args:
+            length: how many places.
+            start: the first of them.
+
+        Returns:
+            Vectors to add to embeddings, (length, width).
+
+        Raises:
+            ShapeError: a place is beyond `block`.
+        """
         return self.places.weight[_span(length, start, self.block)]
 
 
@@ -288,6 +432,15 @@ class Sinusoidal(nn.Module):
     .. math:: p_{i,2f} = a \sin(i \cdot 10000^{-2f/w}), \quad p_{i,2f+1} = a \cos(i \cdot 10000^{-2f/w})
 
     The amplitude a is for the caller: it decides how loud places are beside tokens.
+
+    Args:
+        block: how many places there are.
+        width: features of a vector; even.
+        amplitude: the largest entry, a.
+
+    >>> import avow
+    >>> avow.nn.Sinusoidal(block=128, width=64)(10).shape
+    torch.Size([10, 64])
     """
 
     table: Tensor
@@ -308,8 +461,22 @@ class Sinusoidal(nn.Module):
         self.register_buffer("table", (float(amplitude) * table).to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, length: int, start: int = 0) -> Float[Tensor, "n w"]:
-        """The vectors of `length` places from `start` on."""
+        """The vectors of `length` places from `start` on.
+
+        Args:
+            length: how many places.
+            start: the first of them.
+
+        Returns:
+            Vectors to add to embeddings, (length, width).
+
+        Raises:
+            ShapeError: a place is beyond `block`.
+        """
         return self.table[_span(length, start, self.block)]
+
+    def extra_repr(self) -> str:
+        return f"block={self.block}, width={self.table.shape[-1]}"
 
 
 class Rotary(nn.Module):
@@ -318,6 +485,15 @@ class Rotary(nn.Module):
     Feature f and f + d/2 make a pair, turned at place i by :math:`\theta = i \cdot 10000^{-2f/d}`. Turning both a query
     and a key leaves in their product the difference of the angles, :math:`R_i q \cdot R_j k = q \cdot R_{j-i} k`, and
     every norm as it was. The same table serves all heads and layers.
+
+    Args:
+        dim: features of a head; even.
+        block: how many places there are.
+
+    >>> import torch, avow
+    >>> attention = avow.nn.Attention(64, heads=4, causal=True, positions=avow.nn.Rotary(16, block=128))
+    >>> attention(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
     """
 
     cosine: Tensor
@@ -337,15 +513,37 @@ class Rotary(nn.Module):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Float[Tensor, "b h n d"], start: int = 0) -> Float[Tensor, "b h n d"]:
-        """The same queries or keys, turned as at places `start`, `start` + 1, …"""
+        """The same queries or keys, turned as at places `start`, `start` + 1, …
+
+        Args:
+            x: queries or keys, (batch, heads, n, dim).
+            start: the place of the first.
+
+        Returns:
+            The same shape.
+
+        Raises:
+            ShapeError: a place is beyond `block`, or the dimension is another.
+        """
         if x.shape[-1] != self.dim:
             rule = f"must be {self.dim}, the dimension this was made for"
             raise ShapeError("head dimension", x.shape[-1], rule, f"make Rotary({x.shape[-1]}, …)")
         span = _span(x.shape[-2], start, self.block)
         return _turned(x, self.cosine[span], self.sine[span])  # (n, d/2) each
 
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, block={self.block}"
+
     def at(self, x: Float[Tensor, "b h n d"], places: Int[Tensor, "#b n"]) -> Float[Tensor, "b h n d"]:
-        """The same turned as at any places, each sequence at its own."""
+        """The same turned as at any places, each sequence at its own.
+
+        Args:
+            x: queries or keys, (batch, heads, n, dim).
+            places: the place of each, (batch or 1, n).
+
+        Returns:
+            The same shape.
+        """
         return _turned(x, *(table[places].unsqueeze(1) for table in (self.cosine, self.sine)))  # (b, 1, n, d/2) each
 
 

@@ -12,16 +12,19 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
-from avow.nn.config import check_count
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 
 @dataclass(frozen=True)
 class Equivariance:
-    """What permuting the tokens did: `deviation` is the largest |f(PX) − P f(X)|, relative to the largest output.
+    """What permuting the tokens did.
 
-    `witness` is the permutation that deviated most, if the deviation exceeds `tolerance`: the proof that it fails.
-    That it `holds` is what `trials` permutations found, within rounding.
+    Attributes:
+        holds: whether no permutation deviated by more than `tolerance`: that is what the trials found, and no proof.
+        deviation: the largest |f(PX) − P f(X)|, relative to the largest output.
+        tolerance: how far rounding may bring it.
+        trials: how many permutations were tried.
+        witness: the permutation that deviated most, if the deviation exceeds `tolerance`: the proof that it fails.
     """
 
     holds: bool
@@ -49,11 +52,25 @@ def check_permutation_equivariance(
     """Whether f(PX) = P f(X), tried on permutations of the tokens.
 
     Attention without mask or positions, feed-forward, residuals and norms keep it; a causal mask or positions break it
-    [claim permutation]. `module` maps (…, n, d), or whole-number ids (…, n), to (…, n, e): `example` is such a tensor,
-    or the shape (…, n, d) of numbers to draw for every trial. The tolerance, relative to the largest output, is
-    by default that three quarters of the digits of the output's type agree.
+    [claim permutation].
 
-    >>> print(check_permutation_equivariance(nn.LayerNorm(4), (2, 5, 4), trials=3).holds)
+    Args:
+        module: what maps (…, n, d), or whole-number ids (…, n), to (…, n, e).
+        example: such a tensor, or the shape (…, n, d) of numbers to draw for every trial.
+        trials: how many permutations are tried.
+        tolerance: how far outputs may be apart, relative to the largest; None: three quarters of the digits of the
+            output's type agree.
+        seed: decides what is drawn.
+
+    Returns:
+        What was found, with the permutation that deviated most.
+
+    Raises:
+        ParameterError: a number does not fit.
+        ShapeError: the output does not have a row for each token.
+
+    >>> import torch, avow
+    >>> avow.nn.check_permutation_equivariance(torch.nn.LayerNorm(4), (2, 5, 4), trials=3).holds
     True
     """
     check_count("trials", trials)

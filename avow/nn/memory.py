@@ -54,6 +54,9 @@ class RandomDraw(nn.Module):
             self._renew()
         return self._sample
 
+    def extra_repr(self) -> str:
+        return f"{self.method.name}, dim={self.dim}"
+
     def _stamp(self) -> tuple[int, int]:
         """Another whenever the seed may be another, without reading it."""
         return id(self.seed), 0 if self.seed.is_inference() else self.seed._version
@@ -155,7 +158,12 @@ def memory_of(method: Method, draw: RandomDraw | None, block: int) -> Memory:
 
 @dataclass
 class Cache:
-    """What every layer of a model remembers; `step` changes it in place, so branch from a `copy.deepcopy` of it."""
+    """What every layer of a model remembers; `step` changes it in place, so branch from a `copy.deepcopy` of it.
+
+    Attributes:
+        batch: sequences.
+        layers: what each layer remembers.
+    """
 
     batch: int
     layers: list[Memory]

@@ -24,7 +24,7 @@ from avow.methods.exact import Exact
 from avow.nn.attention import Attention, Rotary, project
 from avow.nn.config import ModelConfig
 from avow.nn.transformer import STD, Block, CharacterModel, TransformerLM, check_ids, initialise, mlp, quieten
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 # Horizons to a block if the config does not say: latents are computed again at each.
 _HORIZONS = 8
@@ -92,6 +92,14 @@ class PerceiverLM(CharacterModel):
     them, rounded down, before the latents, the rest up from them. `settings` may hold `segment`, the distance between
     horizons.
 
+    Args:
+        config: what it is made of; `attention` is "latent".
+
+    Raises:
+        ParameterError: the config does not fit.
+
+    >>> import torch
+    >>> from avow.nn import ModelConfig, PerceiverLM
     >>> model = PerceiverLM(ModelConfig(vocabulary=256, attention="latent"))
     >>> model(torch.tensor([[72, 101, 108]])).shape
     torch.Size([1, 3, 256])
@@ -120,7 +128,17 @@ class PerceiverLM(CharacterModel):
             quieten(crossing.outward, crossing.mlp, c.layers)
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
-        """Logits of the character after each."""
+        """Logits of the character after each.
+
+        Args:
+            ids: tokens, (batch, n), n at most `config.block`.
+
+        Returns:
+            Logits, (batch, n, vocabulary).
+
+        Raises:
+            ShapeError: there are more than a block.
+        """
         check_ids(ids, self.config, start=0)
         x = self.embedded(ids, 0)
         at = torch.arange(-(-x.shape[1] // self.segment), device=x.device) * self.segment  # horizons (t,)
@@ -167,7 +185,15 @@ class PerceiverLM(CharacterModel):
         return latents
 
     def start(self, batch: int) -> PerceiverCache:
-        """An empty cache for so many sequences."""
+        """An empty cache for so many sequences.
+
+        Args:
+            batch: how many sequences.
+
+        Returns:
+            What `step` needs.
+        """
+        check_count("batch", batch, usual=1)
         nothing = self.latents.new_zeros(batch, 0, self.config.width).detach()
         return PerceiverCache(batch, nothing, None, [nothing for _ in (*self.near, *self.up)])
 
@@ -175,7 +201,15 @@ class PerceiverLM(CharacterModel):
     def step(
         self, ids: Int[Tensor, "b l"], cache: PerceiverCache
     ) -> tuple[Float[Tensor, "b l vocabulary"], PerceiverCache]:
-        """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated."""
+        """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated.
+
+        Args:
+            ids: the next tokens, (batch, l).
+            cache: what `start` made; it is changed in place.
+
+        Returns:
+            Logits, (batch, l, vocabulary), and the cache.
+        """
         self.check_step(ids, cache.length, cache.batch)
         parts, first = [], 0
         while first < ids.shape[1]:
@@ -211,11 +245,22 @@ def _check(c: ModelConfig) -> None:
         rule = "is a field of the config for a Perceiver"
         raise ParameterError("settings: latents", c.settings["latents"], rule, "set config.latents instead")
     if c.layers < c.latent_layers + 2:
-        rule = f"must leave one layer down and one up beside latent_layers={c.latent_layers}"
+        rule = f"must be at least 2 more than latent_layers={c.latent_layers}"
         raise ParameterError("layers", c.layers, rule, f"use layers={c.latent_layers + 2}, or fewer latent_layers")
 
 
 @declared()
 def build(config: ModelConfig) -> nn.Module:
-    """The model a config describes: a Perceiver for latent attention, a transformer for every other."""
+    """The model a config describes: a Perceiver for latent attention, a transformer for every other.
+
+    Args:
+        config: what the model is made of.
+
+    Returns:
+        A `TransformerLM` or a `PerceiverLM`.
+
+    >>> from avow.nn import ModelConfig, build
+    >>> type(build(ModelConfig(vocabulary=256, layers=2))).__name__
+    'TransformerLM'
+    """
     return PerceiverLM(config) if config.attention == "latent" else TransformerLM(config)

@@ -19,10 +19,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
-from avow.nn.config import check_count
 from avow.numerics.norms import frobenius_bound, spectral_bound
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Order = Literal["inside", "outside"]
@@ -42,6 +41,17 @@ class RecurrentCell(nn.Module):
 
     "outside" is `torch.nn.RNNCell`. The same weights in the other order are the same network, and the two cells load
     each other's `state_dict`.
+
+    Args:
+        inputs: features of an input.
+        width: features of the state.
+        activation: σ: tanh, sigmoid or relu.
+        order: "outside", σ(Wg + Ux + b), or "inside", Wσ(h) + Ux + b.
+
+    >>> import torch, avow
+    >>> cell = avow.nn.RecurrentCell(inputs=2, width=3)
+    >>> cell(torch.randn(5, 2), torch.zeros(5, 3)).shape
+    torch.Size([5, 3])
     """
 
     @declared()
@@ -54,13 +64,29 @@ class RecurrentCell(nn.Module):
         self.intake = nn.Linear(inputs, width)  # U and b
 
     def forward(self, x: Float[Tensor, "*b i"], state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """The next state."""
+        """The next state.
+
+        Args:
+            x: an input, (…, inputs).
+            state: the state, (…, width).
+
+        Returns:
+            The next state, (…, width).
+        """
         if self.order == "inside":
             return self.recurrent(self.activated(state)) + self.intake(x)
         return self.activated(self.recurrent(state) + self.intake(x))
 
     def run(self, inputs: Float[Tensor, "t *b i"], state: Float[Tensor, "*b d"]) -> Float[Tensor, "t *b d"]:
-        """The state after each input."""
+        """The state after each input.
+
+        Args:
+            inputs: inputs, (t, …, inputs).
+            state: the first state, (…, width).
+
+        Returns:
+            States, (t, …, width).
+        """
         states = []
         for x in inputs:
             state = self(x, state)
@@ -68,7 +94,14 @@ class RecurrentCell(nn.Module):
         return torch.stack(states)
 
     def activated(self, z: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """σ(z)."""
+        """σ(z).
+
+        Args:
+            z: any numbers.
+
+        Returns:
+            The same shape.
+        """
         activations = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
         return activations[self.activation](z)
 
@@ -80,9 +113,13 @@ class RecurrentCell(nn.Module):
 class GradientHorizon:
     r"""How long :math:`\partial h_T/\partial h_0` is, in spectral norm: a proved bound and a measurement.
 
-    `bound` holds in real arithmetic. Of kind "contraction" it is δ^T, for every start and every input; of kind
-    "product" it is for the start and the inputs given. `rate` is δ, or the bound's T-th root. `measured` is the norm of
-    the product of the steps' Jacobians in float64.
+    Attributes:
+        steps: T.
+        bound: an upper bound, which holds in real arithmetic.
+        measured: the norm of the product of the steps' Jacobians in float64.
+        kind: "contraction": the bound is δ^T, for every start and every input; "product": it is for the start and the
+            inputs given.
+        rate: δ, or the bound's T-th root.
     """
 
     steps: int
@@ -102,10 +139,30 @@ def gradient_horizon(
 ) -> GradientHorizon:
     r"""How long the gradient through `steps` steps is: bounded with proof, and measured.
 
-    If :math:`\delta = \gamma\,\sigma_{\max}(W) < 1`, the bound is :math:`\delta^T` [claim rnn-vanishing]; otherwise
-    it comes from the steps' own Jacobians, :math:`W\,\mathrm{diag}(\sigma'(z_t))`, every rounding enclosed: the norm
-    of their product or the product of their norms, whichever is smaller. `inputs` and `start` are zeros unless given.
-    A ReLU's slope at 0 counts as anything from 0 to 1.
+    If :math:`\delta = \gamma\,\sigma_{\max}(W) < 1`, the bound is :math:`\delta^T` [claim rnn-vanishing]; otherwise it
+    comes from the steps' own Jacobians, :math:`W\,\mathrm{diag}(\sigma'(z_t))`, every rounding enclosed: the norm of
+    their product or the product of their norms, whichever is smaller. A ReLU's slope at 0 counts as anything from 0 to
+    1.
+
+    Args:
+        cell: the network.
+        steps: how many steps.
+        inputs: an input for each step, (steps, inputs); None is zeros.
+        start: the first state, (width,); None is zeros.
+
+    Returns:
+        The bound, and what was measured.
+
+    Raises:
+        ParameterError: there is not one step.
+        ShapeError: inputs or start do not fit the cell.
+        MissingPackage: python-flint is not installed.
+
+    >>> import torch, avow
+    >>> cell = avow.nn.RecurrentCell(inputs=2, width=3)
+    >>> horizon = avow.nn.gradient_horizon(cell, steps=4)
+    >>> horizon.measured <= horizon.bound
+    True
     """
     _check(cell, steps, inputs, start)
     width, taken = cell.recurrent.in_features, cell.intake.in_features

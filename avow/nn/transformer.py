@@ -11,16 +11,27 @@ from torch import Tensor, nn
 
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.nn.attention import Attention, Learned, Rotary, Shard, Sinusoidal
-from avow.nn.config import ModelConfig, check_count, check_dropout
+from avow.nn.config import ModelConfig, check_dropout
 from avow.nn.memory import Cache, Memory
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 # GPT-2's first weights are N(0, 0.02²).
 STD = 0.02
 
 
 class Block(nn.Module):
-    """Attention, then an MLP on each position, both added to what was there, normalised before."""
+    """Attention, then an MLP on each position, both added to what was there, normalised before.
+
+    Args:
+        width: features of a position.
+        attention: what mixes positions.
+        dropout: share of the MLP's output that is dropped in training.
+
+    >>> import torch, avow
+    >>> block = avow.nn.Block(64, avow.nn.Attention(64, heads=4), dropout=0.1)
+    >>> block(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
 
     @declared()
     def __init__(self, width: int, attention: Attention, dropout: float) -> None:
@@ -33,11 +44,28 @@ class Block(nn.Module):
         self.mlp = mlp(width, dropout)
 
     def forward(self, x: Float[Tensor, "b n w"], shard: Shard | None = None) -> Float[Tensor, "b n w"]:
+        """The positions after attention and MLP.
+
+        Args:
+            x: positions, (batch, n, width).
+            shard: of sequences that processes hold between them, which part `x` is.
+
+        Returns:
+            The output, (batch, n, width).
+        """
         x = x + self.attention(self.before_attention(x), shard=shard)
         return x + self.mlp(self.before_mlp(x))
 
     def step(self, x: Float[Tensor, "b l w"], memory: Memory) -> Float[Tensor, "b l w"]:
-        """The same for the next positions of a sequence whose start is remembered."""
+        """The same for the next positions of a sequence whose start is remembered.
+
+        Args:
+            x: the next positions, (batch, l, width).
+            memory: what the attention's `start` made; it is changed in place.
+
+        Returns:
+            The output, (batch, l, width).
+        """
         x = x + self.attention.step(self.before_attention(x), memory)
         return x + self.mlp(self.before_mlp(x))
 
@@ -64,12 +92,29 @@ class CharacterModel(nn.Module):
         return Rotary(c.width // c.heads, c.block) if c.positions == "rotary" else None
 
     def embedded(self, ids: Int[Tensor, "b n"], start: int) -> Float[Tensor, "b n w"]:
-        """What enters the first layer: `ids` from place `start` on."""
+        """What enters the first layer: `ids` from place `start` on.
+
+        Args:
+            ids: tokens, (batch, n).
+            start: the place of the first.
+
+        Returns:
+            Embeddings with positions, (batch, n, width).
+        """
         x = self.tokens(ids)  # (b, n, w)
         return self.dropout(x if self.places is None else x + self.places(ids.shape[-1], start))
 
     def check_step(self, ids: Tensor, length: int, batch: int) -> None:
-        """Raise on ids that cannot be read after `length` others of so many sequences."""
+        """Raise on ids that cannot be read after `length` others of so many sequences.
+
+        Args:
+            ids: the next tokens, (batch, l).
+            length: how many were read before.
+            batch: how many sequences there are.
+
+        Raises:
+            ShapeError: they do not fit.
+        """
         check_ids(ids, self.config, length)
         if ids.shape[0] != batch:
             rule = f"must be {batch}, the batch this cache was started for"
@@ -79,6 +124,14 @@ class CharacterModel(nn.Module):
 class TransformerLM(CharacterModel):
     """A pre-norm GPT over characters: logits of the next one at every position.
 
+    Args:
+        config: what it is made of.
+
+    Raises:
+        ParameterError: the config does not fit.
+
+    >>> import torch
+    >>> from avow.nn import ModelConfig, TransformerLM
     >>> model = TransformerLM(ModelConfig(vocabulary=256))
     >>> model(torch.tensor([[72, 101, 108]])).shape
     torch.Size([1, 3, 256])
@@ -97,7 +150,18 @@ class TransformerLM(CharacterModel):
         initialise(self, c.layers)
 
     def forward(self, ids: Int[Tensor, "b n"], shard: Shard | None = None) -> Float[Tensor, "b n vocabulary"]:
-        """Logits of the character after each; of sequences that processes hold between them, `ids` is a `shard`."""
+        """Logits of the token after each.
+
+        Args:
+            ids: tokens, (batch, n), n at most `config.block`.
+            shard: of sequences that processes hold between them, which part `ids` is.
+
+        Returns:
+            Logits, (batch, n, vocabulary).
+
+        Raises:
+            ShapeError: there are more than a block.
+        """
         start = 0 if shard is None else shard.start
         check_ids(ids, self.config, start)
         x = self.embedded(ids, start)
@@ -106,12 +170,28 @@ class TransformerLM(CharacterModel):
         return self.head(self.norm(x))
 
     def start(self, batch: int) -> Cache:
-        """An empty cache for so many sequences."""
+        """An empty cache for so many sequences.
+
+        Args:
+            batch: how many sequences.
+
+        Returns:
+            What `step` needs.
+        """
+        check_count("batch", batch, usual=1)
         return Cache(batch, [block.attention.start(self.config.block) for block in self._stack])
 
     @torch.no_grad()
     def step(self, ids: Int[Tensor, "b l"], cache: Cache) -> tuple[Float[Tensor, "b l vocabulary"], Cache]:
-        """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated."""
+        """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated.
+
+        Args:
+            ids: the next tokens, (batch, l).
+            cache: what `start` made; it is changed in place.
+
+        Returns:
+            Logits, (batch, l, vocabulary), and the cache.
+        """
         self.check_step(ids, cache.length, cache.batch)
         x = self.embedded(ids, cache.length)
         for block, memory in zip(self._stack, cache.layers, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avow.core import Problem
 from avow.numerics import rounding
-from avow.numerics.masks import sees_any, visible, visible_max
+from avow.numerics.masks import masked, row_tiles, sees_any, visible, visible_max
 from avow.numerics.norms import norm_floor
 
 # Heads whose values are this far from one, either way, are brought near one before they are summed.
@@ -121,3 +121,38 @@ def mask_bounds(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:
     rows = rows.expand(p.q.shape[:-1])
     seen = sees_any(p)
     return rows if seen is None else torch.where(seen, rows, 0.0)
+
+
+def visible_log_sum(p: Problem, log: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
+    """An upper bound on the log of the sum over the keys a row sees, of exp(log) and its bias if rows differ."""
+    h, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
+    log = per_query_head(log, h)
+    if p.mask_kind == "full":
+        tiles = row_tiles(queries, log.numel())
+        total = torch.cat([torch.logsumexp(masked(p, log.unsqueeze(-2), rows), -1) for rows in tiles], -1)
+    elif p.causal:
+        running = torch.logcumsumexp(log[..., : min(queries, s)], -1)
+        total = torch.cat([running, running[..., -1:].expand(*running.shape[:-1], max(queries - s, 0))], -1)
+    else:
+        total = torch.logsumexp(log, -1, keepdim=True)
+    return total + 64 * rounding.unit(torch.float64) * (total.abs().nan_to_num(0.0, 0.0, 0.0) + s)
+
+
+def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:
+    """The nearest points that are at most so long: averages of values that short are not moved away from."""
+    out = out.nan_to_num(0.0, 0.0, 0.0)
+    length = vector_lengths(out)
+    outside = length > most
+    return out * torch.where(outside, most / torch.where(outside, length, 1.0), 1.0)
+
+
+def vector_lengths(x: Float[Tensor, "*lead e"]) -> Float[Tensor, "*lead 1"]:
+    """Norms of rows whose squares might vanish."""
+    least = 2 * torch.finfo(x.dtype).tiny
+    largest = x.detach().abs().amax(-1, keepdim=True).clamp(min=least)
+    return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True).clamp(min=least)
+
+
+def longest_in_groups(p: Problem, values: Float[Tensor, "b g s e"]) -> Float[Tensor, "b g r #n 1"]:
+    """The length of the longest of these values that each row sees."""
+    return grouped(longest_seen(p, vector_lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from avow.errors import MissingPackage
+from avow.extras import require
 
 if TYPE_CHECKING:
     from flint import arb as arb
@@ -29,13 +29,11 @@ Enclosure = tuple[float, float]
 MOST_BITS = 1 << 14
 
 
+@functools.cache
 def _flint() -> Any:
-    try:
-        import flint
-    except ImportError as error:
-        raise MissingPackage(
-            "python-flint", "missing", "is needed for rigorous proofs", "pip install 'avow[rigor]'"
-        ) from error
+    require("flint", purpose="for rigorous proofs")
+    import flint
+
     return flint
 
 

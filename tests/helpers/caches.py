@@ -30,14 +30,18 @@ def queries(k: Tensor, heads: int, n: int = 1, sharp: float = 3.0) -> Tensor:
     return (sharp * aims.double() + torch.randn(aims.shape)).to(k.dtype)
 
 
-def errors(q: Tensor, k: Tensor, v: Tensor, out: Tensor, window: int | None = None) -> Tensor:
+def errors(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, window: int | None = None, sinks: Tensor | None = None
+) -> Tensor:
     """How far each row of the last n is from the truth in float64, in units of the longest value that it sees."""
     n, s, heads = q.shape[2], k.shape[2], q.shape[1]
     own, at = torch.arange(s - n, s)[:, None], torch.arange(s)
     seen = (at <= own) & (at > own - (s if window is None else window))
     wide = [per_query_head(x.double(), heads) for x in (k, v)]
     logits = (q.double() @ wide[0].transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)
-    truth = torch.softmax(logits, -1) @ wide[1]
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.double()[:, None, None].expand(*logits.shape[:3], 1)], -1)
+    truth = torch.softmax(logits, -1)[..., :s] @ wide[1]
     lengths = torch.linalg.vector_norm(wide[1], dim=-1).unsqueeze(-2)
     unit = torch.where(seen, lengths, 0.0).amax(-1)
     return torch.linalg.vector_norm(out.double() - truth, dim=-1) / unit

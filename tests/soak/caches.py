@@ -17,9 +17,10 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Problem
+from avow.decode import key_value_cache
 from avow.errors import AvowError
 from avow.methods.exact import Exact
-from avow.nn import KeyValueCache, key_value_cache
+from avow.nn import KeyValueCache
 from tests.helpers.caches import DTYPES
 from tests.helpers.truth import judge
 from tests.soak.calls import ODD, SCALES, weighed

@@ -20,12 +20,13 @@ import avow
 from avow import calibration
 from avow.bench import workloads
 from avow.calibration import Rate
+from avow.calibration_file import forget_memory
 from avow.core import Certificate
 from avow.core.compose import compose
 from avow.errors import AvowError
 from avow.integrations.transformers import ModelPlan, Setting, read_plan
 from avow.nn import ModelConfig
-from avow.training import TrainConfig, Vocabulary, read_config, read_corpus
+from avow.training import TrainConfig, read_config, read_corpus
 from tests.helpers.runs import small
 from tests.soak.damage import bytes_of, text_of
 from tests.soak.turns import Case, Found, Wrong, tried
@@ -118,9 +119,10 @@ SIZES = avow.Problem.of(*(torch.zeros(1, 1, 8, 4) for _ in range(3))).sizes
 
 def _rates(path: Path) -> calibration.Rates:
     """The rates of a cache that holds what the file does."""
-    place = calibration.cache_file("cpu")
+    place = calibration.rates_file("cpu")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(path.read_bytes())
+    forget_memory()
     q = torch.zeros(1, 1, 8, 4)
     avow.attend(q, q, q, tol=0.1)
     return calibration.rates("cpu", measure=False)
@@ -129,11 +131,12 @@ def _rates(path: Path) -> calibration.Rates:
 def _kinds(config: TrainConfig, folder: Path) -> list[Kind]:
     rate = dataclasses.asdict(Rate(1e-6, 1e-10, 1e-12))
     names = [f"{name}{end}" for name in avow.all_methods() for end in ("", "/causal")]
-    rates = json.dumps(dict.fromkeys(names, rate)).encode()
+    about = {"date": "2026-01-01T00:00:00+00:00", "fault": ""}
+    rates = json.dumps(about | {"found": dict.fromkeys(names, rate)}).encode()
     heads = (Setting(0.1, "sparse"), Setting(), Setting(0.2, "low_rank", 0.9, {"rank": 4}))
     plan = ModelPlan("model", "0" * 16, 0.1, {"a.0": heads, "a.1": heads}).to_json().encode()
     model = ModelConfig(vocabulary=9, width=16, heads=2, settings={}).to_json().encode()
-    toml = b'[data]\ncorpus = "%s"\nbatch = 8\n[schedule]\nsteps = 14\n' % str(folder / "corpus").encode()
+    toml = b'[data]\nsources = ["%s"]\nbatch = 8\n[schedule]\nsteps = 14\n' % str(folder / "corpus").encode()
     corpus = {name: (folder / "corpus" / name).read_bytes() for name in os.listdir(folder / "corpus")}
 
     def tensors(rng: random.Random) -> bytes:
@@ -159,15 +162,9 @@ def _kinds(config: TrainConfig, folder: Path) -> list[Kind]:
         Kind("plan.json", lambda _: plan, read_plan, lambda made: (made.to_json(), made.changed, made.heads)),
         Kind("rates.json", lambda _: rates, _rates, check_rates, names_path=False),
         Kind("model.json", lambda _: model, lambda path: ModelConfig.from_json(path.read_text()), names_path=False),
-        Kind("config.json", lambda _: config.to_json().encode(), read_config, names_path=False),
+        Kind("config.json", lambda _: json.dumps(config.plain()).encode(), read_config, names_path=False),
         Kind("config.toml", lambda _: toml, read_config, names_path=False),
-        Kind(
-            "vocabulary.json",
-            lambda _: Vocabulary("abcé \n").to_json().encode(),
-            lambda path: Vocabulary.from_json(path.read_text()),
-            lambda made: made.decode(made.encode(made.characters)),
-            names_path=False,
-        ),
+        Kind("run.toml", lambda _: config.to_toml().encode(), read_config, names_path=False),
         Kind("heads.safetensors", tensors, workloads.read, lambda made: avow.attend(made.q, made.k, made.v, tol=0.1)),
         *(Kind(name, lambda _, name=name: corpus[name], with_corpus, names_path=False) for name in corpus),  # type: ignore[misc]
     ]

@@ -18,6 +18,7 @@ from torch import Tensor
 from avow import file_io
 from avow.core import DTYPES, dtype_name
 from avow.errors import FileError
+from avow.extras import require
 from avow.numerics.norms import LONGEST_KEY
 from avow.numerics.sketch import GROUP, METRIC_RANGE
 
@@ -56,6 +57,7 @@ class Saved(NamedTuple):
 
 def write(path: Path, saved: Saved) -> None:
     """Write a cache to `path`, all or nothing: an old file stays until the new one is complete."""
+    require("safetensors", purpose="to save a cache")
     from safetensors.torch import save
 
     content = {name: x.detach().cpu().contiguous() for name, x in saved.tensors.items()}

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from avow.core import Certificate, LazyCertificate, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
+from avow.decode.token_buffers import LengthBounds, row_lengths, row_sizes
 from avow.methods.exact import Exact
-from avow.nn.token_buffers import LengthBounds, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit

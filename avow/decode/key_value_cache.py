@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
@@ -30,8 +31,12 @@ from avow.core import LazyCertificate, Method, Norms, Problem, check_tensor, has
 from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.compose import compose
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
-from avow.decode.cpu import SHORTEST, CachedTokens, CpuSteps
+from avow.decode import cache_file
+from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
+from avow.decode.kernel_steps import Asked, KernelSteps, unfit_rows
+from avow.decode.split_k_exact import SplitKExact, serves
+from avow.decode.token_buffers import TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -40,13 +45,10 @@ from avow.errors import (
     NotDifferentiable,
     ParameterError,
     ShapeError,
+    value_text,
 )
 from avow.methods import named_form
 from avow.methods.sparse import Sparse
-from avow.nn import cache_file
-from avow.nn.kernel_steps import Asked, KernelSteps, unfit_rows
-from avow.nn.split_k_exact import SplitKExact, serves
-from avow.nn.token_buffers import TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.numerics.norms import check_range, row_norms
 from avow.numerics.sketch import GROUP
 
@@ -69,14 +71,29 @@ class _Call(NamedTuple):
 class KeyValueCache(TokenBuffers):
     """Keys and values of `key_heads` heads, to which tokens are appended and queries attend, certified.
 
-    With `bits` (1 to 8) a sketch is kept, which adds less than 30% to a bfloat16 cache of 16 or more dimensions;
-    `bits=None` keeps none, and every answer is exact. With a `window`, a token sees the last `window` tokens, itself
-    included; older ones make way when the room is full, which is twice what the window and the last tokens need. With a
-    `capacity` there is room for so many tokens from the start, and nothing moves: so `append` and `attend` can be
-    captured in a CUDA graph and replayed while the cache grows. Sequences of a batch may have different lengths, by
-    `append(k, v, lengths=...)` and `crop`. It is for inference: answers carry no gradient.
+    Sequences of a batch may have different lengths, by `append(k, v, lengths=...)` and `crop`. It is for inference:
+    answers carry no gradient.
 
-    >>> cache = KeyValueCache(key_heads=2, dim=16)
+    Args:
+        key_heads: heads of keys and values.
+        dim: features of a key.
+        value_dim: features of a value; None is `dim`.
+        batch: sequences.
+        dtype: type of keys, values and queries.
+        device: where they are.
+        bits: bits of a number of the sketch that is kept beside the keys, 1 to 8; 4 add less than 30% to a bfloat16
+            cache of 16 or more dimensions. None keeps no sketch, and every answer is exact.
+        window: how many tokens a token sees, itself included; older ones make way when the room is full, which is twice
+            what the window and the last tokens need. None: all.
+        capacity: room for so many tokens from the start. Nothing moves then, so that `append` and `attend` can be
+            captured in a CUDA graph and replayed while the cache grows. None: buffers grow when they are full.
+
+    Raises:
+        ParameterError: a number does not fit, or the device is not available.
+        DtypeError: nothing can be computed in that type.
+
+    >>> import torch, avow
+    >>> cache = avow.nn.KeyValueCache(key_heads=2, dim=16)
     >>> cache.append(torch.randn(1, 2, 100, 16), torch.randn(1, 2, 100, 16))
     >>> out, certificate = cache.attend(torch.randn(1, 8, 1, 16), tol=1e-2)
     >>> tuple(out.shape), certificate.bound <= 1e-2
@@ -124,14 +141,33 @@ class KeyValueCache(TokenBuffers):
     ) -> Attended:
         """The answers to the queries of the last n tokens of each sequence, and the certificate of the error they made.
 
-        The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
-        `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
-        If reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
-        those that the sketch asks for, whatever that takes. `sinks` are logits of the query heads that have no value:
-        they only enlarge the sum of weights. Certificates of single queries are worked out when somebody looks at them.
-        On a GPU queries are answered without waiting for the device (up to 64 that share a key head, unless `rtol` is
-        given); nan among them or among the tokens, or logits so large that single precision cannot keep `tol`, then
-        show in the bound, and as an error from a later call.
+        Without a tolerance the answer is exact. With one, tokens that cannot matter are not read, if that is faster
+        than reading all. Query i of n sees the tokens up to the one it belongs to. Certificates of single queries are
+        worked out when somebody looks at them. On a GPU queries are answered without waiting for the device (up to 64
+        that share a key head, unless `rtol` is given); nan among them or among the tokens, or logits so large that
+        single precision cannot keep `tol`, then show in the bound, and as an error from a later call.
+
+        Args:
+            q: queries, (batch, heads, n, dim); key heads divide the heads.
+            tol: the largest error of a row that is accepted, relative to the longest value that the row sees.
+            confidence: accept bounds that hold with this probability for each row, which lets flat heads be sampled;
+                None accepts certain ones alone.
+            scale: what q·k is multiplied by; None is 1/sqrt(dim).
+            generator: what samples are drawn from; None is torch's own generator.
+            method: "auto"; "exact" reads all tokens; "sparse" reads only those that the sketch asks for, whatever that
+                takes.
+            rtol: the largest error that is accepted relative to the length of the row's true answer.
+            sinks: logits of the query heads that have no value, (heads,): they only enlarge the sum of weights.
+
+        Returns:
+            The answer, (batch, heads, n, value_dim), and its certificate.
+
+        Raises:
+            ShapeError: sizes do not fit, or the cache is empty.
+            DtypeError: queries are of another type than the cache.
+            ParameterError: an option has a value that it must not have.
+            ToleranceUnreachable: no available arithmetic proves the tolerance.
+            NotDifferentiable: derivatives were asked for.
         """
         name, parameters = (method, {}) if isinstance(method, str) else named_form(method)
         if parameters:
@@ -157,7 +193,7 @@ class KeyValueCache(TokenBuffers):
                 raise ParameterError(name, value, "must be above 0", remedy)
         if method not in ("auto", "exact", "sparse"):
             rule = "must be 'auto', 'exact' or 'sparse'"
-            raise ParameterError("method", repr(method), rule, "use another method with avow.attend")
+            raise ParameterError("method", value_text(method), rule, "use another method with avow.attend")
         if method == "sparse" and self.bits is None:
             rule = "needs a sketch of the keys, and this cache keeps none"
             raise ParameterError("method", repr(method), rule, "make the cache with bits=4")
@@ -212,9 +248,14 @@ class KeyValueCache(TokenBuffers):
         return Attended(torch.cat([answer.out for answer in answers]), joined)
 
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
-        """Keep the first tokens: `lengths` of every sequence, or of each its own number; with 0 it begins again.
+        """Keep the first tokens of each sequence; with 0 it begins again.
 
-        On a GPU `lengths` may be a tensor there, which nobody waits for.
+        Args:
+            lengths: how many: of every sequence, or of each its own number. On a GPU this may be a tensor there, which
+                nobody waits for.
+
+        Raises:
+            ParameterError: there are not so many tokens.
         """
         self._asked_last = None  # a sequence may be empty now: the next call looks
         super().crop(lengths)
@@ -228,12 +269,14 @@ class KeyValueCache(TokenBuffers):
                 unfit = self._found_ill() or self._steps.unfit(call.problem, aim, confidence)
                 if not unfit:
                     return self._by_kernel(call, aim)
-            if call.sinks is not None:
+            on_cpu = self._unfit and self.device.type == "cpu"
+            answer = self._by_cpu_steps(call, aim) if on_cpu else unfit
+            if call.sinks is not None and isinstance(answer, str):
+                without = "compiled code" if on_cpu else "kernels"
                 if call.method == "sparse":
-                    rule = f"has no sinks without kernels ({unfit})"
+                    rule = f"has no sinks without {without} ({answer})"
                     raise ParameterError("method", repr(call.method), rule, "leave it out: the answer is exact then")
-                return self._from_all_tokens(call, f"sinks without kernels: {unfit}")
-            answer = self._by_cpu_steps(call, aim) if self._unfit and self.device.type == "cpu" else unfit
+                return self._from_all_tokens(call, f"sinks without {without}: {answer}")
             if not isinstance(answer, Attended) and call.method == "sparse":
                 call = self._with_norms(call)
                 answer = self._from_some_tokens(call, aim, answer)
@@ -326,9 +369,7 @@ class KeyValueCache(TokenBuffers):
             self.device.type == "cpu"
             and arguments == self._checked
             and rtol is None
-            and sinks is None
             and self._position > 0
-            and self.window is None
             and (self.bits is None or self._buffers["codes"].stride(-2) == 1)
             and isinstance(q, Tensor)
             and not q.requires_grad
@@ -345,21 +386,37 @@ class KeyValueCache(TokenBuffers):
             return None
         reason: Callable[[], str] = functools.partial(self._why_all, tol is None, method, self.length)
         if tol is not None and not self._skip_reason(Requirement(tol, confidence or 1.0, None), method):
-            unfit = self._unfit_for_cpu(q.shape[2], confidence or 1.0, method)
-            answer = unfit or self._by_cpu_step(q, scale, tol, method)
+            unfit = self._unfit_for_cpu(q.shape[1] // self.key_heads * q.shape[2], confidence or 1.0, method)
+            answer = unfit or self._by_cpu_step(q, scale, tol, method, sinks)
             if isinstance(answer, Attended):
                 return answer
             if method == "sparse":
                 return None
             reason = functools.partial(str, answer)
         k, v = self.tokens
-        if not serves(q, v):
+        if not serves(q, v) or sinks is not None or self.window is not None:
             return None
         exact = self._exact_reader.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
         return None if exact is None else Attended(*exact)
 
+    def __repr__(self) -> str:
+        tokens = self.lengths if self._ragged else self.length
+        held = f"batch={self.batch}, key_heads={self.key_heads}, tokens={tokens}, dim={self.dim}"
+        sketch = "no sketch" if self.bits is None else f"sketch of {self.bits} bits"
+        where = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
+        return f"KeyValueCache({held}, value_dim={self.value_dim}, {where}, {sketch}, {self.nbytes:,} bytes)"
+
     def save(self, path: str | Path) -> None:
-        """Write what the cache holds to a safetensors file, whole or not at all."""
+        """Write what the cache holds to a safetensors file, whole or not at all.
+
+        Args:
+            path: where.
+
+        Raises:
+            ShapeError: sequences have different lengths.
+            FileError: the file cannot be written.
+            MissingPackage: safetensors is not installed.
+        """
         if self._ragged:
             rule, remedy = "differ, and a file holds sequences of one length", "save a cache for each sequence"
             raise ShapeError("cache.lengths", list(self.lengths), rule, remedy)
@@ -384,7 +441,18 @@ class KeyValueCache(TokenBuffers):
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
-        """The cache that `save` wrote; it answers as that one would have."""
+        """The cache that `save` wrote; it answers as that one would have.
+
+        Args:
+            path: the file.
+            device: where the cache is to be.
+
+        Returns:
+            The cache.
+
+        Raises:
+            FileError: the file is missing, damaged, or not one of a cache.
+        """
         saved = cache_file.read(Path(path))
         cache = KeyValueCache(**saved.sizes, dtype=saved.dtype, device=device)
         try:
@@ -466,9 +534,7 @@ class KeyValueCache(TokenBuffers):
         """The same call, where its sinks are one more token, whose key and value are zero, with a bias."""
         if call.sinks is None:
             return call
-        old, sinks = call.problem, call.sinks.detach().double()
-        if not bool((sinks < math.inf).all()):
-            raise NonFiniteError("sinks", "nan or +inf", "must be finite, or -inf", "use -inf for heads without one")
+        old, sinks = call.problem, _finite_sinks(call.sinks)
         k, v = (torch.cat([torch.zeros_like(x[:, :, :1]), x], 2) for x in (old.k, old.v))
         bias = sinks.new_zeros(1, old.q.shape[1], old.q.shape[2], k.shape[2])
         if old.allowed is not None:
@@ -535,13 +601,14 @@ class KeyValueCache(TokenBuffers):
 
     def _by_cpu_steps(self, call: _Call, tol: float) -> Attended | str:
         """The answer from a part of the tokens by compiled code; or why it does not serve."""
-        unfit = self._unfit_for_cpu(call.problem.q.shape[2], call.requirement.confidence, call.method)
-        return unfit or self._by_cpu_step(call.problem.q, call.problem.scale, tol, call.method, call.first)
+        q = call.problem.q
+        unfit = self._unfit_for_cpu(q.shape[1] // self.key_heads * q.shape[2], call.requirement.confidence, call.method)
+        return unfit or self._by_cpu_step(q, call.problem.scale, tol, call.method, call.sinks)
 
-    def _unfit_for_cpu(self, queries: int, confidence: float, method: str) -> str:
-        """Why compiled code does not answer so many queries of each head; empty if it does."""
+    def _unfit_for_cpu(self, rows: int, confidence: float, method: str) -> str:
+        """Why compiled code does not answer so many queries that share a key head; empty if it does."""
         reasons = {
-            "there are several queries to a head": queries != 1,
+            f"{rows} queries share a key head": rows > MOST_ROWS,
             f"compiled code does not support {self.dtype}": self.dtype == torch.float64,
             "the sketch does not have 3 or 4 bits": self.bits not in (3, 4),
             "the tokens of a group are not side by side": self._buffers["codes"].stride(-2) != 1,
@@ -549,26 +616,52 @@ class KeyValueCache(TokenBuffers):
         }
         return next((reason for reason, holds in reasons.items() if holds), "") or cpu_unavailable()
 
-    def _by_cpu_step(self, q: Tensor, scale: float | None, tol: float, method: str, first: int = 0) -> Attended | str:
-        """What compiled code makes of the tokens from a place in the buffers on."""
-        if self._sketched < self._groups or self.window is not None:
+    def _by_cpu_step(
+        self, q: Tensor, scale: float | None, tol: float, method: str, sinks: Tensor | None = None
+    ) -> Attended | str:
+        """What compiled code makes of the tokens that these queries see."""
+        n, alike = q.shape[2], q.shape[2] == 1 and self.window is None
+        first = self._first_seen(n)
+        if self._sketched < self._groups or not alike:
             self._measure_written()
-            with torch.autocast("cpu", enabled=False):
-                self._sketch(0)
-        if self._metric is None or self._size is None:
-            return "nothing is sketched"
+            if looks(q.shape[1] // self.key_heads * n, method == "sparse"):
+                with torch.autocast("cpu", enabled=False):
+                    self._sketch(0)
+        metric, size = self._metric, self._size
+        if metric is None or size is None:  # nothing is sketched yet: either all tokens are read, or there are few
+            metric, size = torch.ones(self.batch, self.key_heads, self.dim), torch.ones_like(self._longest)
         end, known = self._position - self._base, self._length_bounds
-        hidden, longest = 0, known.values
-        if self.window is not None:
-            hidden = max(0, end - first - self.window)
-            longest = self._buffers["norms"][:, :, first + hidden : end].amax(-1).flatten().tolist()
-        bounds = hidden, known.keys, longest, known.least
-        held = CachedTokens(self._buffers, self._metric, self._size, first, end - first, *bounds)
-        answer = self._cpu_steps.step(q, held, scale, tol, self._bold, method == "sparse")
+        window = end - first if self.window is None else self.window
+        longest = np.array(known.values)[:, None] if alike else self._longest_seen(n, first, end)
+        bounds = known.keys, longest, known.least
+        held = CachedTokens(self._buffers, metric, size, first, end - first, window, *bounds)
+        own = None if sinks is None else _finite_sinks(sinks).tolist()
+        answer = self._cpu_steps.step(q, held, scale, tol, self._bold, method == "sparse", own)
         if isinstance(answer, str):
             return answer
         out, certificate, self._bold = answer
         return Attended(out, certificate)
+
+    def _longest_seen(self, n: int, first: int, end: int) -> Float64[np.ndarray, "H n"]:
+        """Upper bounds on the longest value that each of the last n queries sees, among tokens from `first` on."""
+        norms, s = self._buffers["norms"][:, :, first:end].flatten(0, 1), end - first  # (b·g, s)
+        spans = [(max(0, x - (self.window or s)), x) for x in range(s - n + 1, s + 1)]
+        shared = norms[:, spans[-1][0] : spans[0][1]]
+        if shared.shape[1] == 0:
+            return torch.stack([norms[:, a:b].amax(-1) for a, b in spans], -1).double().numpy()
+        # What all queries see, and of each what stands before and behind that.
+        most = shared.amax(-1, keepdim=True)
+        before = torch.cat([most, norms[:, : spans[-1][0]].flip(-1)], -1).cummax(-1).values.flip(-1)
+        behind = torch.cat([most, norms[:, spans[0][1] :]], -1).cummax(-1).values
+        return torch.maximum(before[:, [a for a, _ in spans]], behind).double().numpy()
+
+
+def _finite_sinks(sinks: Tensor) -> Float64[Tensor, "h"]:
+    """Sinks in float64; raises if one is nan or +inf."""
+    wide = sinks.detach().double()
+    if not bool((wide < math.inf).all()):
+        raise NonFiniteError("sinks", "nan or +inf", "must be finite, or -inf", "use -inf for heads without one")
+    return wide
 
 
 def _check_sinks(sinks: Tensor, q: Tensor, device: torch.device) -> None:

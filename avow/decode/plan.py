@@ -1,0 +1,334 @@
+"""What a decode loop costs: seconds of a step by exact and sparse attention, bytes, and from which length sparse pays.
+
+Steps are those of `KeyValueCache.append` and `attend`, priced by what such steps take on this machine (`step_rates`);
+bytes are those of the cache's buffers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.core import Problem, Sizes, check_dtype, dtype_name
+from avow.core.schema import json_schema
+from avow.decode.key_value_cache import KeyValueCache
+from avow.decode.step_rates import StepRates, share_read, shortest, step_rates
+from avow.errors import ParameterError, ShapeError
+from avow.parameters import as_float, check_count, check_key_heads, declared
+
+_LOG = logging.getLogger(__name__)
+USUAL_SHARE = 0.1
+"""The share of the tokens that is assumed to be read if nothing is known of the heads."""
+
+
+SCHEMA = "avow.plan_decode/1"
+
+
+class DecodePlanDocument(TypedDict):
+    """A plan of a decode loop in JSON.
+
+    Attributes:
+        tokens: tokens in the cache of each sequence.
+        batch: sequences.
+        heads: query heads.
+        key_heads: key heads, which the query heads share.
+        queries: queries of each head in a step.
+        dim: dimension of queries and keys.
+        value_dim: dimension of values.
+        dtype: type of the tokens.
+        device: where steps run.
+        rates: where the predicted times come from.
+        chosen: the faster one, "exact" or "sparse".
+        kept: the share of the tokens that sparse steps are taken to read.
+        kept_source: how that share is known.
+        why_not_sparse: why a step of this length reads all tokens; empty if it may read a part of them.
+        exact_seconds: a step that reads all tokens.
+        sparse_seconds: a step that reads the share `kept`; null if no step does.
+        sdpa_seconds: the same step by PyTorch's SDPA; null if it was not measured.
+        sketch_seconds: sketching all tokens, once.
+        pays_from: from how many tokens on sparse steps are faster; null if they never are.
+        pays_below: below which share sparse steps of this length are faster; null if none are.
+        steps_to_pay: after how many steps sketching is paid for; null if sparse steps save nothing.
+        token_bytes: keys and values.
+        exact_bytes: a cache without a sketch.
+        sparse_bytes: a cache with its sketch.
+        offloaded_bytes: what would stay on the device if keys and values were in host memory, which is not built.
+    """
+
+    tokens: int
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    dim: int
+    value_dim: int
+    dtype: str
+    device: str
+    rates: str
+    chosen: Literal["exact", "sparse"]
+    kept: float
+    kept_source: str
+    why_not_sparse: str
+    exact_seconds: float
+    sparse_seconds: float | None
+    sdpa_seconds: float | None
+    sketch_seconds: float | None
+    pays_from: int | None
+    pays_below: float | None
+    steps_to_pay: int | None
+    token_bytes: int
+    exact_bytes: int
+    sparse_bytes: int
+    offloaded_bytes: int
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """What a decoding step of one layer costs. Seconds are predicted, bytes are those of a cache without spare room."""
+
+    sizes: Sizes
+    """Of a step; `keys` is the number of tokens in the cache."""
+    kept: float
+    """The share of the tokens that sparse steps are taken to read in full."""
+    rates: StepRates
+    """What steps take on this machine, measured or typical."""
+    token_bytes: int
+    """Keys and values of all tokens."""
+    norm_bytes: int
+    """Lengths of all values, which every cache keeps."""
+    sketch_bytes: int
+    """A sketch of all keys, of 4 bits a number."""
+    kept_source: str = "given"
+    """How `kept` is known: given, assumed, or found on some heads."""
+
+    @property
+    def exact_seconds(self) -> float:
+        """A step that reads all tokens."""
+        return self.rates.exact.seconds(self.sizes.keys)
+
+    @property
+    def sparse_seconds(self) -> float | None:
+        """A step that reads the share `kept` of the tokens; None if no step does (`why_not_sparse`)."""
+        return None if self.why_not_sparse else self.rates.sparse_seconds(self.sizes.keys, self.kept)
+
+    @property
+    def sdpa_seconds(self) -> float | None:
+        """The same step by PyTorch's SDPA on the same tokens; None if it was not measured."""
+        return None if self.rates.sdpa is None else self.rates.sdpa.seconds(self.sizes.keys)
+
+    @property
+    def sketch_seconds(self) -> float | None:
+        """Sketching all tokens, once; None if nothing would use the sketch."""
+        return None if self.why_not_sparse else self.sizes.keys * self.rates.sketch
+
+    @property
+    def why_not_sparse(self) -> str:
+        """Why a step of this length reads all tokens; empty if it may read a part of them."""
+        if self.rates.unfit:
+            return self.rates.unfit
+        least = shortest(self.sizes.device)
+        return f"caches of fewer than {least:,} tokens are read in full" if self.sizes.keys < least else ""
+
+    @property
+    def chosen(self) -> Literal["exact", "sparse"]:
+        """The faster one: "exact" or "sparse"."""
+        return "sparse" if self.sparse_seconds is not None and self.sparse_seconds < self.exact_seconds else "exact"
+
+    @property
+    def seconds(self) -> float:
+        """A step of the faster one."""
+        return min(self.exact_seconds, math.inf if self.sparse_seconds is None else self.sparse_seconds)
+
+    @property
+    def pays_from(self) -> int | None:
+        """From how many tokens on a sparse step is faster than an exact one; None if it never is."""
+        exact, sparse = self.rates.exact, self.rates.sparse
+        if sparse is None:
+            return None
+        saved = exact.token - sparse.token - self.kept * self.rates.read
+        if saved <= 0:
+            return None
+        return max(shortest(self.sizes.device), math.ceil((sparse.overhead - exact.overhead) / saved))
+
+    @property
+    def pays_below(self) -> float | None:
+        """Sparse steps of this length are faster if they read less than this share of the tokens; None if none are."""
+        looking = self.rates.sparse_seconds(self.sizes.keys, 0.0)
+        if self.why_not_sparse or looking is None or looking >= self.exact_seconds:
+            return None
+        reading = self.sizes.keys * self.rates.read
+        return min(1.0, (self.exact_seconds - looking) / reading) if reading > 0 else 1.0
+
+    @property
+    def steps_to_pay(self) -> int | None:
+        """After how many steps sketching is paid for by what sparse steps save; None if they save nothing."""
+        if self.chosen != "sparse" or self.sparse_seconds is None or self.sketch_seconds is None:
+            return None
+        return math.ceil(self.sketch_seconds / (self.exact_seconds - self.sparse_seconds))
+
+    @property
+    def exact_bytes(self) -> int:
+        """A cache without a sketch."""
+        return self.token_bytes + self.norm_bytes
+
+    @property
+    def sparse_bytes(self) -> int:
+        """A cache with its sketch."""
+        return self.exact_bytes + self.sketch_bytes
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What would stay on the device if keys and values were in host memory: the sketch and the lengths of values.
+
+        That is not built: a cache keeps all of it on one device.
+        """
+        return self.norm_bytes + self.sketch_bytes
+
+    def plain(self) -> dict[str, Any]:
+        """Everything as JSON has it, in the form that `json_schema` says."""
+        z = self.sizes
+        sizes = {"tokens": z.keys, "dtype": dtype_name(z.dtype), "rates": self.rates.source}
+        names = [name for name in DecodePlanDocument.__annotations__ if name not in sizes]
+        own = {name: getattr(z if hasattr(z, name) else self, name) for name in names}
+        return {"schema": SCHEMA, **sizes, **own}
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The schema of what `plain` returns."""
+        return json_schema(DecodePlanDocument, SCHEMA)
+
+    def __str__(self) -> str:
+        z, sdpa, sparse = self.sizes, self.sdpa_seconds, self.sparse_seconds
+        lines = [
+            f"a step over {z.keys:,} tokens, {z.heads} heads on {z.key_heads}, dimension {z.dim}, "
+            f"{dtype_name(z.dtype)}, batch {z.batch}, on {z.device} ({self.rates.source})",
+            f"exact   {1e3 * self.exact_seconds:10.3g} ms {self.exact_bytes / 2**20:10.1f} MiB",
+            f"sparse  {self.why_not_sparse}"
+            if sparse is None
+            else f"sparse  {1e3 * sparse:10.3g} ms {self.sparse_bytes / 2**20:10.1f} MiB, reads {self.kept:.1%}",
+        ]
+        if sdpa is not None:
+            lines.append(f"SDPA    {1e3 * sdpa:10.3g} ms {self.token_bytes / 2**20:10.1f} MiB")
+        return "\n".join(lines)
+
+
+@declared()
+def plan_decode(
+    tokens: int,
+    heads: int,
+    key_heads: int | None = None,
+    dim: int = 128,
+    *,
+    value_dim: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    batch: int = 1,
+    queries: int = 1,
+    device: str = "cpu",
+    kept: float | None = None,
+    tell: Callable[[str], object] = _LOG.info,
+    again: bool = False,
+) -> DecodePlan:
+    """What a step of a decode loop costs with so many tokens in a `KeyValueCache`: time, memory, and where sparse pays.
+
+    What steps take is measured at the first call for heads of this shape, in about two seconds, and kept in a file;
+    a machine that is too busy for that is left alone for an hour. With `AVOW_CALIBRATION=off`, or on such a machine,
+    rates are typical ones, and the plan says so.
+
+    Args:
+        tokens: tokens in the cache.
+        heads: query heads.
+        key_heads: heads of keys and values; None is as many as query heads.
+        dim: features of a query and of a key.
+        value_dim: features of a value; None is `dim`.
+        dtype: type of the cache.
+        batch: sequences.
+        queries: queries of each head in a step, those of the last tokens.
+        device: "cpu" or "cuda".
+        kept: the share of the tokens that sparse steps read: it depends on the heads and the tolerance, and
+            `avow.nn.share_of_heads` finds it. By default a tenth is assumed.
+        tell: called with a line that says that something is measured.
+        again: whether to measure whatever is known already.
+
+    Returns:
+        Seconds, bytes and lengths of exact and of sparse steps; prints as a table.
+
+    Raises:
+        ParameterError: a number is not one that a cache can have, or the device is not available.
+
+    >>> import avow, torch
+    >>> plan = avow.plan_decode(131_072, heads=32, key_heads=8, dtype=torch.bfloat16)
+    >>> plan.token_bytes == 131_072 * 8 * (128 + 128) * 2
+    True
+    """
+    key_heads, value_dim = heads if key_heads is None else key_heads, dim if value_dim is None else value_dim
+    counts = {"tokens": tokens, "heads": heads, "key_heads": key_heads, "dim": dim, "value_dim": value_dim}
+    for name, value in (counts | {"batch": batch, "queries": queries}).items():
+        check_count(name, value, 64)
+    check_key_heads(heads, key_heads)
+    if queries > tokens:
+        raise ParameterError("queries", queries, f"exceeds the {tokens} tokens", f"try queries={tokens}")
+    if kept is not None and not 0 <= as_float(kept) <= 1:
+        raise ParameterError("kept", kept, "must be from 0 to 1", f"try kept={USUAL_SHARE}")
+    check_dtype("dtype", dtype, "use torch.bfloat16")
+    if device not in ("cpu", "cuda"):
+        raise ParameterError("device", repr(device), "must be 'cpu' or 'cuda'", "the default is 'cpu'")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ParameterError("device", repr(device), "is not available", "use device='cpu'")
+    sizes = Sizes(batch, heads, key_heads, queries, tokens, dim, value_dim, dtype, device)
+    share, source = (USUAL_SHARE, "assumed") if kept is None else (float(kept), "given")
+    return DecodePlan(sizes, share, step_rates(sizes, tell, again), *_bytes(sizes), source)
+
+
+def _bytes(z: Sizes) -> tuple[int, int, int]:
+    """Bytes of keys and values, of the lengths of values, and of a sketch."""
+    tokens = z.batch * z.key_heads * z.keys * (z.dim + z.value_dim) * z.item
+    without, with_sketch = (
+        KeyValueCache(z.key_heads, z.dim, z.value_dim, dtype=z.dtype, bits=bits).overhead for bits in (None, 4)
+    )
+    return tokens, round(tokens * without), round(tokens * (with_sketch - without))
+
+
+@torch.no_grad()
+def share_of_heads(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    tol: float = 1e-2,
+    scale: float | None = None,
+) -> float:
+    """The share of the tokens that sparse steps read of these heads within a tolerance.
+
+    A cache of another length is likely to need about the same share, but nothing proves that.
+
+    Args:
+        q: queries, (batch, heads, n, dim), one for each of n steps; each sees all tokens.
+        k, v: keys and values of the tokens.
+        tol: the error that a row may have, relative to the longest value.
+        scale: as in `avow.attend`.
+
+    Returns:
+        The share, averaged over the steps; 1 if they read everything.
+
+    Raises:
+        ShapeError: there are no keys or no queries.
+
+    >>> import torch
+    >>> from avow.nn import share_of_heads
+    >>> 0 <= share_of_heads(torch.randn(1, 8, 1, 16), torch.randn(1, 2, 100, 16), torch.randn(1, 2, 100, 16)) <= 1
+    True
+    """
+    problem = Problem.of(q, k, v, scale=scale, enable_gqa=True)
+    q, k, v = problem.q, problem.k, problem.v
+    if problem.empty:
+        raise ShapeError("q, k", (tuple(q.shape), tuple(k.shape)), "have no keys or no queries", "pass some of each")
+    cache = KeyValueCache(k.shape[1], k.shape[3], v.shape[3], k.shape[0], dtype=k.dtype, device=k.device)
+    cache.append(k, v)
+    shares = [share_read(cache.attend(one, tol, scale=scale, method="sparse").certificate) for one in q.split(1, 2)]
+    return sum(shares) / len(shares)

@@ -1,0 +1,305 @@
+"""What a decoding step costs on this machine, for heads of one shape: measured once, kept in a file.
+
+A step is `KeyValueCache.append` of its tokens and `attend`. Steps in a short cache and in one that is too long for a
+processor's caches give the line on which others lie:
+
+    exact    overhead + tokens · (seconds of a token)
+    sparse   overhead + tokens · (seconds of looking at one + share of them that is read · seconds of reading one)
+
+Beside them stands PyTorch's SDPA called the same way, and what sketching a token costs, once. Steps of up to `_HEADS`
+key heads are measured; more heads cost so many times as much. Which share of the tokens is read depends on the numbers
+in a cache, and is the caller's to say: the heads measured here are made such that queries need a known share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from avow.attend import Attended
+from avow.calibration import is_off
+from avow.calibration_file import file_for, forget, keep, recall
+from avow.core import Certificate, Sizes, dtype_name
+from avow.decode.cpu import SHORTEST as SHORTEST_ON_CPU
+from avow.decode.cpu import unavailable as cpu_unavailable
+from avow.decode.kernel_steps import SHORTEST as SHORTEST_ON_GPU
+from avow.decode.key_value_cache import KeyValueCache
+from avow.parameters import as_float
+
+_LOG = logging.getLogger(__name__)
+# Raise when the steps themselves or what is measured of them change: older files are then measured again.
+VERSION = 1
+# Keys and values of the long cache, in bytes: beyond what processors keep in their caches. But no more tokens than
+# that: on a CPU sketching them takes long. And no more heads than so many, or than have room in so many bytes.
+_BYTES, _TOKENS = {"cpu": 96 * 2**20, "cuda": 2**30}, {"cpu": 2**17, "cuda": 2**20}
+_HEADS, _ROOM_OF_HEADS = 16, 2**28
+# Tokens of the short caches of exact and of sparse steps, and room for those that steps append. From 2,048 tokens on a
+# step looks at a sample of as many to choose what to read: that is the same at every length.
+_SHORT, _SHORT_SPARSE, _ROOM = 64, 4096, 1024
+# Seconds in all. A machine at rest needs two.
+_PATIENCE = 10.0
+# Seconds for each kind of step, and the fewest and the most steps.
+_ENOUGH, _FEWEST, _MOST = 0.2, 4, 25
+# The tolerance of sparse steps. Two kinds of queries look at these shares of the tokens, which come in runs as in a
+# text: their logits are so many nats above the others', whose standard deviation is about 1.
+_TOL, _SHARES, _RUN, _GAP = 1e-2, (0.05, 0.25), 16, 14.0
+# A step that took this many times its processor time waited for other work.
+_WAITED = 1.25
+
+
+class Line(NamedTuple):
+    """Seconds of a call, and of each token more."""
+
+    overhead: float
+    token: float
+
+    def seconds(self, tokens: float) -> float:
+        return self.overhead + tokens * self.token
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """Seconds of decoding steps of heads of one shape."""
+
+    exact: Line
+    sparse: Line | None
+    """Steps that read no token in full; None if no step reads a part of the tokens here."""
+    read: float
+    """Seconds of each token that is read in full, by all key heads."""
+    sketch: float
+    """Seconds of sketching a token of all key heads, once."""
+    sdpa: Line | None
+    """PyTorch's SDPA; None if it was not measured."""
+    unfit: str = ""
+    """Why no step reads a part of the tokens."""
+    source: str = ""
+    """Where these come from."""
+
+    def sparse_seconds(self, tokens: int, kept: float) -> float | None:
+        """Seconds of a step that reads this share of the tokens."""
+        return None if self.sparse is None else self.sparse.seconds(tokens) + tokens * kept * self.read
+
+    def times(self, factor: float) -> StepRates:
+        """The rates of so many times as many heads."""
+
+        def scaled(line: Line | None) -> Any:
+            return None if line is None else line._replace(token=factor * line.token)
+
+        lines = {name: scaled(getattr(self, name)) for name in ("exact", "sparse", "sdpa")}
+        return dataclasses.replace(self, **lines, read=factor * self.read, sketch=factor * self.sketch)
+
+
+def shortest(device: str) -> int:
+    """From how many tokens on a step may read a part of them by itself."""
+    return SHORTEST_ON_GPU if device == "cuda" else SHORTEST_ON_CPU
+
+
+def share_read(certificate: Certificate) -> float:
+    """The share of the tokens that was read in full for an answer from a cache, as its certificate says."""
+    told = re.search(r"([\d.]+)% of the tokens", certificate.reason)
+    return float(told[1]) / 100 if told and certificate.method == "sparse" else 1.0
+
+
+def step_rates(sizes: Sizes, tell: Callable[[str], object] = _LOG.info, again: bool = False) -> StepRates:
+    """The rates of steps of these sizes: those of the device's file, else measured now and kept, else typical ones.
+
+    The number of keys does not matter. `tell` is called with a line that says what is measured and how long it takes.
+    If the machine is too busy, it is left alone for an hour; `again` measures whatever is known.
+    """
+    heads = sizes.batch * sizes.key_heads
+    room = _ROOM_OF_HEADS // (shortest(sizes.device) * (sizes.dim + sizes.value_dim) * sizes.item)
+    few = min(heads, _HEADS, max(room, 1))
+    one = dataclasses.replace(sizes, batch=1, key_heads=few, heads=few * (sizes.heads // sizes.key_heads), keys=0)
+    return _of_few(one, tell, again).times(heads / few)
+
+
+def _of_few(z: Sizes, tell: Callable[[str], object], again: bool) -> StepRates:
+    if is_off():
+        return typical(z, "typical rates: AVOW_CALIBRATION=off")
+    path = rates_file(z)
+    if again:
+        forget(path)
+    known = recall(path, _parsed)
+    if known is None:
+        if z.device == "cpu" and not cpu_unavailable.cache_info().currsize:
+            tell("loading the code of CPU decoding steps: a second, or half a minute if it has to be compiled first")
+            cpu_unavailable()
+        tell(f"measuring decoding steps of these heads on this machine: about 2 s, at most {_PATIENCE:.0f} s, once")
+        try:
+            fresh, disturbed = measure_steps(z)
+        except TooBusy:
+            known = keep(path, None, None, "the machine was too busy to be measured")
+        else:
+            fault = "other work disturbed the measurement: times may be too high" if disturbed else ""
+            known = keep(path, fresh, dataclasses.asdict(fresh), fault)
+    if known.found is None:
+        return typical(z, known.source)
+    return dataclasses.replace(known.found, source=known.source)
+
+
+def rates_file(z: Sizes) -> Path:
+    """Where the rates of such steps are kept."""
+    shape = f"{z.heads}on{z.key_heads}x{z.dim}" + (f"-{z.value_dim}" if z.value_dim != z.dim else "")
+    queries = f"-{z.queries}queries" if z.queries > 1 else ""
+    return file_for(f"steps-v{VERSION}-{shape}-{dtype_name(z.dtype)}{queries}", z.device)
+
+
+def _parsed(plain: Any) -> StepRates | None:
+    lines = {name: plain[name] if plain[name] is None else Line(*plain[name]) for name in ("exact", "sparse", "sdpa")}
+    found = StepRates(**(plain | lines))
+    numbers = [x for line in lines.values() if line is not None for x in line] + [found.read, found.sketch]
+    usual = lines["exact"] is not None and all(0 <= as_float(x) < 1e3 for x in numbers)
+    explained = isinstance(found.unfit, str) and (found.sparse is None) == bool(found.unfit)
+    return found if usual and explained and isinstance(found.source, str) else None
+
+
+def typical(z: Sizes, source: str) -> StepRates:
+    """Rates by bytes alone, of a two-core machine of 2026 or a data-centre GPU."""
+    on_gpu = z.device == "cuda"
+    bandwidth = 2e12 if on_gpu else 12e9 if z.item >= 4 else 7e9
+    overhead = 1e-4 if on_gpu else 2e-4
+    cache = KeyValueCache(z.key_heads, z.dim, z.value_dim, dtype=z.dtype)
+    token = z.key_heads * (z.dim + z.value_dim) * z.item  # bytes
+    look = Line(overhead, token * cache.overhead / bandwidth)
+    read = token / bandwidth
+    return StepRates(Line(overhead, read), look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source)
+
+
+class TooBusy(Exception):
+    """The machine is too busy to be measured."""
+
+
+class StepTimer:
+    """The least seconds of calls on a device, until `patience` seconds have passed; and whether calls had to wait.
+
+    Of a single thread on a CPU it is processor time, to which other work on the machine adds little.
+    """
+
+    def __init__(self, device: str, patience: float = math.inf) -> None:
+        self.device, self.end, self.waited = torch.device(device), time.monotonic() + patience, list[float]()
+        self.alone = device == "cpu" and torch.get_num_threads() == 1
+
+    def once(self, call: Callable[[], object]) -> float:
+        """Seconds of one call; raises `TooBusy` if there is no patience left."""
+        if time.monotonic() > self.end:
+            raise TooBusy
+        busy, start = time.process_time(), time.perf_counter()
+        call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
+        if self.alone:
+            return min(seconds, busy)
+        if self.device.type == "cpu":
+            self.waited.append(seconds / max(busy, 1e-9))
+        return seconds
+
+    def least(self, call: Callable[[], object]) -> float:
+        """The least seconds of several calls after one that is not counted: what else runs only ever adds."""
+        self.once(call)
+        times: list[float] = []
+        while len(times) < _FEWEST or (sum(times) < _ENOUGH and len(times) < _MOST):
+            times.append(self.once(call))
+        return min(times)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether most calls waited for a processor."""
+        return bool(self.waited) and statistics.median(self.waited) > _WAITED
+
+
+def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, bool]:
+    """The rates of steps of these heads, and whether other work disturbed them; raises `TooBusy` if it takes longer."""
+    timer = StepTimer(z.device, patience)
+    token = z.key_heads * (z.dim + z.value_dim) * z.item  # bytes
+    tokens = max(shortest(z.device), min(_BYTES[z.device] // token, _TOKENS[z.device]))
+    with torch.no_grad():
+        short, long = _Steps(z, max(_SHORT, z.queries)), _Steps(z, tokens)
+        exact = _line(timer, short, long, lambda steps: steps.attend(0))
+        sdpa = _line(timer, short, long, lambda steps: steps.sdpa(0))
+        del short
+        sketching = timer.once(lambda: long.attend(0, _TOL))
+        answer = long.attend(0, _TOL).certificate
+        if answer.method != "sparse":
+            why = answer.reason or "steps read all tokens"
+            return StepRates(exact, None, 0.0, 0.0, sdpa, why), timer.disturbed
+        few, many = (_Point.of(timer, long, kind, "auto") for kind in range(2))
+        least = _Point.of(timer, _Steps(z, _SHORT_SPARSE), 0, "sparse")
+    read = max(0.0, many.seconds - few.seconds) / max(many.read - few.read, 1.0)
+    look = max(0.0, few.seconds - least.seconds - (few.read - least.read) * read) / (few.tokens - least.tokens)
+    overhead = max(0.0, least.seconds - least.read * read - least.tokens * look)
+    sketch = max(0.0, sketching - few.seconds) / tokens
+    return StepRates(exact, Line(overhead, look), read, sketch, sdpa), timer.disturbed
+
+
+def _line(timer: StepTimer, short: _Steps, long: _Steps, call: Callable[[_Steps], object]) -> Line:
+    """The line through what calls take in both caches."""
+    low, high = (timer.least(functools.partial(call, steps)) for steps in (short, long))
+    token = max(0.0, high - low) / (long.tokens - short.tokens)
+    return Line(max(0.0, low - short.tokens * token), token)
+
+
+class _Point(NamedTuple):
+    """Tokens in a cache, tokens that a step read of them, and its seconds."""
+
+    tokens: int
+    read: float
+    seconds: float
+
+    @staticmethod
+    def of(timer: StepTimer, steps: _Steps, kind: int, method: str) -> _Point:
+        """What steps of one kind of queries take."""
+        seconds = timer.least(lambda: steps.attend(kind, _TOL, method))
+        share = share_read(steps.attend(kind, _TOL, method).certificate)
+        return _Point(steps.tokens, share * steps.tokens, seconds)
+
+
+class _Steps:
+    """A cache of random tokens, to which each step appends some more, and two kinds of queries."""
+
+    def __init__(self, z: Sizes, tokens: int) -> None:
+        self.tokens = tokens
+        generator = torch.Generator().manual_seed(0)
+        draw = functools.partial(torch.randn, generator=generator)
+        k, v = draw(tokens, z.dim), draw(tokens, z.value_dim)
+        runs = torch.rand(-(-tokens // _RUN), generator=generator).repeat_interleave(_RUN)[:tokens]
+        self._queries, past = [], 0.0
+        for share in _SHARES:
+            # (d,), the direction in which some of the keys are longer, and queries that ask for it
+            direction = draw(z.dim).sign() / math.sqrt(z.dim)
+            k[(runs >= past) & (runs < past + share)] += _GAP * direction
+            past += share
+            q = math.sqrt(z.dim) * direction + 0.3 * draw(1, z.heads, z.queries, z.dim)
+            self._queries.append(q.to(z.device, z.dtype))
+        room = tokens + _ROOM * z.queries
+        self.cache = KeyValueCache(z.key_heads, z.dim, z.value_dim, dtype=z.dtype, device=z.device, capacity=room)
+        # Heads of the same numbers cost as much as others, and less to draw.
+        k, v = (x.to(z.device, z.dtype).expand(1, z.key_heads, -1, -1) for x in (k, v))
+        self.cache.append(k, v)
+        self._last = tuple(x[:, :, : z.queries].contiguous() for x in (k, v))
+
+    def attend(self, kind: int, tol: float | None = None, method: str = "auto") -> Attended:
+        """A step: its tokens are appended, then its queries answered."""
+        self.cache.append(*self._last)
+        return self.cache.attend(self._queries[kind], tol, method=method)
+
+    def sdpa(self, kind: int) -> Tensor:
+        """The same by PyTorch: tokens are copied to the last places, then all are attended to."""
+        (k, v), q = self.cache.tokens, self._queries[kind]
+        n, s = q.shape[2], k.shape[2]
+        k[:, :, -n:], v[:, :, -n:] = self._last
+        mask = None if n == 1 else torch.ones(n, s, dtype=torch.bool, device=q.device).tril(s - n)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LambdaLR
 
-from avow.errors import ParameterError, ShapeError
+from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.parameters import as_float, declared
 
 # Tables that are looked up, and gains: what they hold does not multiply activations as a matrix does.
@@ -30,6 +30,17 @@ def momentum_from_average(beta: float, delta: float) -> tuple[float, float]:
     momentum β and learning rate δ(1 − β), and with no other pair [claim momentum-ema]. Leave `dampening` at 0: torch
     does not dampen the first gradient, so that dampening by β is another walk.
 
+    Args:
+        beta: β, the weight of the old average, from 0 to below 1.
+        delta: δ, the step along the average.
+
+    Returns:
+        Momentum and learning rate.
+
+    Raises:
+        ParameterError: a number is out of range.
+
+    >>> from avow.optim import momentum_from_average
     >>> momentum_from_average(0.75, 2.0)
     (0.75, 0.5)
     """
@@ -42,6 +53,17 @@ def momentum_from_average(beta: float, delta: float) -> tuple[float, float]:
 def average_from_momentum(momentum: float, learning_rate: float) -> tuple[float, float]:
     """(β, δ) of the average of gradients that walks as `torch.optim.SGD` with this momentum does.
 
+    Args:
+        momentum: that of SGD, from 0 to below 1.
+        learning_rate: that of SGD.
+
+    Returns:
+        β and δ.
+
+    Raises:
+        ParameterError: a number is out of range.
+
+    >>> from avow.optim import average_from_momentum
     >>> average_from_momentum(0.75, 0.5)
     (0.75, 2.0)
     """
@@ -57,6 +79,21 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     A parameter decays when it has at least two axes and no embedding or norm owns it: biases, gains and tables of
     embeddings keep their size. One that several modules share is counted once, and is spared if any of them is an
     embedding or a norm. Every parameter of the model is in exactly one group, frozen ones too.
+
+    Args:
+        model: whose parameters are grouped.
+        weight_decay: that of the matrices.
+
+    Returns:
+        What `torch.optim` takes for parameters.
+
+    Raises:
+        ParameterError: the model has no parameters, or the decay is negative.
+
+    >>> import torch
+    >>> from avow.optim import decay_groups
+    >>> [len(group["params"]) for group in decay_groups(torch.nn.Linear(2, 2), weight_decay=0.1)]
+    [1, 1]
     """
     _at_least_zero("weight_decay", weight_decay, "0 for none, or weight_decay=0.1")
     spared = {id(p) for owner in model.modules() if isinstance(owner, _EXEMPT) for p in owner.parameters(recurse=False)}
@@ -82,7 +119,24 @@ def adamw(
 ) -> torch.optim.AdamW:
     r"""AdamW over `decay_groups`: each step takes ηλ off every matrix, whatever its gradients [claim adam-l2-vs-w].
 
-    λ is `weight_decay`. `fused` runs the whole step as one kernel: faster, and rounded a little differently.
+    Args:
+        model: whose parameters are optimised.
+        learning_rate: η.
+        weight_decay: λ.
+        betas: decay of the mean gradient and of the mean square.
+        epsilon: what is added to the root of the mean square.
+        fused: whether the whole step is one kernel: faster, and rounded a little differently.
+
+    Returns:
+        The optimiser.
+
+    Raises:
+        ParameterError: a number is out of range.
+
+    >>> import torch
+    >>> from avow.optim import adamw
+    >>> adamw(torch.nn.Linear(2, 2), 1e-3).param_groups[1]["weight_decay"]
+    0.0
     """
     return torch.optim.AdamW(**_adam(model, learning_rate, weight_decay, betas, epsilon, fused))
 
@@ -100,7 +154,26 @@ def adam_l2(
     r"""Adam with the penalty (λ/2)‖θ‖² in the loss, over the same groups as `adamw`: the one to compare it with.
 
     The penalty's gradient λθ goes through the preconditioner, so a step takes :math:`\eta\lambda/(\sqrt{\hat v} +
-    \epsilon)` off a weight: less where gradients are large [claim adam-l2-vs-w]. λ is `weight_decay`.
+    \epsilon)` off a weight: less where gradients are large [claim adam-l2-vs-w].
+
+    Args:
+        model: whose parameters are optimised.
+        learning_rate: η.
+        weight_decay: λ.
+        betas: decay of the mean gradient and of the mean square.
+        epsilon: what is added to the root of the mean square.
+        fused: whether the whole step is one kernel.
+
+    Returns:
+        The optimiser.
+
+    Raises:
+        ParameterError: a number is out of range.
+
+    >>> import torch
+    >>> from avow.optim import adam_l2
+    >>> type(adam_l2(torch.nn.Linear(2, 2), 1e-3)).__name__
+    'Adam'
     """
     return torch.optim.Adam(**_adam(model, learning_rate, weight_decay, betas, epsilon, fused))
 
@@ -111,6 +184,24 @@ def warmup_cosine(optimizer: torch.optim.Optimizer, warmup: int, total: int, flo
 
     The share of the learning rate is (t + 1)/(warmup + 1) while t < warmup, 1 at t = warmup, and `floor` at t = total
     and at every step after it. Call `.step()` once after each step of the optimiser.
+
+    Args:
+        optimizer: whose learning rate follows.
+        warmup: steps in which it rises.
+        total: the step from which on it stays.
+        floor: the share of the learning rate that is left then.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ParameterError: the numbers do not fit together.
+
+    >>> import torch
+    >>> from avow.optim import warmup_cosine
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+    >>> warmup_cosine(optimizer, warmup=3, total=10).get_last_lr()
+    [0.25]
     """
     for name, steps, least in (("warmup", warmup, 0), ("total", total, 1)):
         if steps < least:
@@ -131,10 +222,14 @@ def warmup_cosine(optimizer: torch.optim.Optimizer, warmup: int, total: int, flo
 
 
 class _Resumed(LambdaLR):
-    """A schedule whose loaded state also reaches the optimiser: torch would keep the first rate for one step more."""
+    """A schedule whose loaded state also reaches the optimiser: torch would keep the first rate for one step more.
+
+    The rate is what this schedule has for that step, should the state be of one with another `total`.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        self._last_lr = [x * f(self.last_epoch) for x, f in zip(self.base_lrs, self.lr_lambdas, strict=True)]
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
@@ -150,7 +245,16 @@ class AveragedWeights:
     the same numbers, so that weights which do not change are their own average to the last bit. Averages of 16-bit
     weights are kept in float32, where a small step is not lost. Buffers are not averaged.
 
-    >>> averages = AveragedWeights(model := nn.Linear(2, 1), decay=0.99)
+    Args:
+        model: whose weights are averaged.
+        decay: β, the weight of the old average, from 0 to below 1.
+
+    Raises:
+        ParameterError: the model has no parameters, or the decay is out of range.
+
+    >>> import torch
+    >>> from avow.optim import AveragedWeights
+    >>> averages = AveragedWeights(model := torch.nn.Linear(2, 1), decay=0.99)
     >>> averages.update()  # after each step of the optimiser
     >>> with averages.swapped():
     ...     out = model(torch.ones(1, 2))  # the averaged model
@@ -169,6 +273,9 @@ class AveragedWeights:
             remedy = "pass a module that has weights"
             raise ParameterError("model", type(model).__name__, "has no parameters to average", remedy)
 
+    def __repr__(self) -> str:
+        return f"AveragedWeights({type(self.model).__name__}, decay={self.decay}, updates={self.updates})"
+
     @torch.no_grad()
     def update(self) -> None:
         """Take the model's present weights into the average."""
@@ -183,7 +290,14 @@ class AveragedWeights:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[nn.Module]:
-        """The model with averaged weights inside the block, and with its own, bit for bit, after it."""
+        """The model with averaged weights inside the block, and with its own, bit for bit, after it.
+
+        Returns:
+            A context manager that gives the model.
+
+        Raises:
+            ParameterError: there is no average yet, or the model holds its averages already.
+        """
         self._refuse_while_swapped("swapped")
         if not self.updates:
             remedy = "call update() after a step of the optimiser"
@@ -198,27 +312,49 @@ class AveragedWeights:
             self._swapped = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Decay and count of updates as numbers, averages as tensors by the names of their parameters."""
+        """Decay and count of updates as numbers, averages as tensors by the names of their parameters.
+
+        Returns:
+            What `load_state_dict` takes.
+        """
         averages = {name: average.clone() for name, average in self._averages.items()}
         return {"decay": self.decay, "updates": self.updates, "averages": averages}
 
     @declared()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved average of the same model."""
+        """Go on from a saved average of the same model.
+
+        Args:
+            state: what `state_dict` returned.
+
+        Raises:
+            ParameterError: it is of another decay, or not such a state.
+            ShapeError: it is of another model.
+        """
         self._refuse_while_swapped("load_state_dict")
         if missing := sorted({"decay", "updates", "averages"} - state.keys()):
             raise ParameterError("state", list(state), f"lacks {missing[0]}", "pass what state_dict() returned")
         if state["decay"] != self.decay:
             remedy = f"build AveragedWeights(model, decay={state['decay']})"
             raise ParameterError("decay", self.decay, f"must equal the saved {state['decay']}", remedy)
-        saved, wanted, remedy = state["averages"], self._averages, "load the average of the same model"
-        if differing := sorted(saved.keys() ^ wanted.keys()):
+        saved, updates, wanted = state["averages"], state["updates"], self._averages
+        remedy = "load the average of the same model"
+        if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
+            rule = "must be a whole number of at least 0"
+            raise ParameterError("updates", repr(updates)[:40], rule, "pass what state_dict() returned")
+        if not isinstance(saved, Mapping) or not all(isinstance(x, Tensor) for x in saved.values()):
+            rule = "must map names of parameters to tensors"
+            raise ParameterError("averages", type(saved).__name__, rule, "pass what state_dict() returned")
+        if differing := sorted(set(map(str, saved)) ^ set(wanted)):
             raise ParameterError("averages", differing[0], "must be both in the model and in what was saved", remedy)
         for name, average in wanted.items():
             if saved[name].shape != average.shape:
                 rule = f"must have the model's shape {tuple(average.shape)}"
                 raise ShapeError(f"averages[{name!r}].shape", tuple(saved[name].shape), rule, remedy)
-        self.updates = int(state["updates"])
+            if not saved[name].is_floating_point():
+                rule = f"must be floating-point, as {average.dtype} is"
+                raise DtypeError(f"averages[{name!r}].dtype", saved[name].dtype, rule, remedy)
+        self.updates = updates
         self._averages = {name: saved[name].to(average, copy=True) for name, average in wanted.items()}
 
     @torch.no_grad()

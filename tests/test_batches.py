@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from avow.errors import ParameterError
-from avow.training import PAD, Batches, Mixture, Question, QuestionExamples, SpanExamples, Vocabulary
+from avow.training import PAD, Batches, CharacterTokenizer, Mixture, Question, QuestionExamples, SpanExamples
 from avow.training.batches import Step
-from avow.training.data import Line
+from avow.training.data import Document
 
-VOCABULARY = Vocabulary("abcdefghijklmnopqrstuvwxyz0123456789")
+TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz0123456789")
 BLOCK = 64
 
 
 def spans(count: int = 50) -> SpanExamples:
     texts = [f"{number:03d}" + "abcdefghijklmnopqrstuvwxyz" * (1 + number % 3) for number in range(count)]
-    return SpanExamples([Line(text, "") for text in texts], VOCABULARY, BLOCK, seed=0)
+    return SpanExamples([Document(text, "") for text in texts], TOKENIZER, BLOCK, seed=0, from_start=True)
 
 
 def batches(size: int = 16, count: int = 50, **options: int) -> Batches:
@@ -90,16 +90,16 @@ def test_cutting_by_length_leaves_little_padding() -> None:
 def test_widths_are_multiples_of_eight_within_the_block() -> None:
     widths = {m.ids.shape[1] for number in range(20) for m in batches(accumulate=4)[number].micros}
     assert widths <= set(range(8, BLOCK + 1, 8)) and len(widths) > 3
-    odd = Batches(SpanExamples([Line("a" * 50, "")], VOCABULARY, 21, 0), 4, 0, block=21)
+    odd = Batches(SpanExamples([Document("a" * 50, "")], TOKENIZER, 21, 0), 4, 0, block=21)
     assert max(m.ids.shape[1] for number in range(20) for m in odd[number].micros) <= 21
 
 
 def test_a_mixture_reads_both_kinds() -> None:
-    questions = QuestionExamples([Question("who", "me", "")], VOCABULARY, BLOCK)
+    questions = QuestionExamples([Question("who", "me", "")], TOKENIZER, BLOCK)
     mixture = Mixture([spans(4), questions])
     assert len(mixture) == 5
     ids, targets = mixture.rows(np.zeros(5, dtype=np.int64), np.array([4, 0, 1, 2, 3]))
-    assert VOCABULARY.decode(ids[0]) == "who⁇me" and VOCABULARY.decode(targets[0]) == "me⁇"
+    assert TOKENIZER.decode(ids[0]) == "who⁇me" and TOKENIZER.decode(targets[0]) == "me⁇"
     alone = spans(4).rows(np.zeros(4, dtype=np.int64), np.arange(4))
     for part, whole in zip(alone, (ids, targets), strict=True):
         assert np.array_equal(whole[1:, : part.shape[1]], part)

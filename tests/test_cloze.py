@@ -8,16 +8,15 @@ import re
 import numpy as np
 import pytest
 
-from avow.errors import ParameterError
+from avow.errors import InputError, ParameterError
 from avow.training import (
     PAD,
+    CharacterTokenizer,
     ClozeExamples,
-    LanguageExamples,
     SpanExamples,
     Spans,
-    Vocabulary,
 )
-from avow.training.data import Line
+from avow.training.data import Document
 from avow.training.examples import candidates, name_end
 from tests.helpers.spans import cut_of
 
@@ -30,17 +29,17 @@ TEXTS = [
     "Edda Holm. she was born in a place that nobody writes with a capital .",
     "no name and no end, but Rome and Paris",
 ]
-VOCABULARY = Vocabulary.of(TEXTS)
+TOKENIZER = CharacterTokenizer.of(TEXTS)
 # One side's number of characters is uniform on 0 … 24, so a window that is not bare is empty once in 25².
 EMPTY = 0.3 + 0.7 / 625
 
 
-def lines(texts: list[str]) -> list[Line]:
-    return [Line(text, f"line {number}") for number, text in enumerate(texts, 1)]
+def lines(texts: list[str]) -> list[Document]:
+    return [Document(text, f"line {number}") for number, text in enumerate(texts, 1)]
 
 
 def clozes(block: int = 128, seed: int = 0, texts: list[str] = TEXTS, **options: float) -> ClozeExamples:
-    return ClozeExamples(lines(texts), VOCABULARY, block, seed, **options)  # type: ignore[arg-type]
+    return ClozeExamples(lines(texts), TOKENIZER, block, seed, **options)  # type: ignore[arg-type]
 
 
 def many(count: int, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +55,7 @@ def slack(count: int, events: int = 1) -> float:
 def whole(inputs: np.ndarray, targets: np.ndarray) -> list[str]:
     """Examples as they read with their last target."""
     return [
-        VOCABULARY.decode([*row, target[(row != PAD).sum() - 1]]) for row, target in zip(inputs, targets, strict=True)
+        TOKENIZER.decode([*row, target[(row != PAD).sum() - 1]]) for row, target in zip(inputs, targets, strict=True)
     ]
 
 
@@ -140,7 +139,7 @@ def test_candidates_windows_and_bare_draws_have_their_shares() -> None:
     count = 40_000
     # Far from both ends of the text, so that only the draw decides.
     text = "Ada. " + "x" * 30 + " Rom " + "y" * 30 + " Paris " + "x" * 30
-    made = ClozeExamples(lines([text]), Vocabulary.of([text]), 128, 0).choose(*many(count, 0))
+    made = ClozeExamples(lines([text]), CharacterTokenizer.of([text]), 128, 0).choose(*many(count, 0))
     assert made.closed.all()
     for start in (text.index("Rom"), text.index("Paris")):
         assert abs((made.start == start).mean() - 1 / 2) < slack(count)
@@ -175,7 +174,7 @@ def test_an_example_depends_on_seed_epoch_and_index_alone() -> None:
 
 @pytest.mark.parametrize("index", [4, 5])
 def test_a_document_without_a_candidate_or_a_name_loses_a_span_instead(index: int) -> None:
-    plain = SpanExamples(lines(TEXTS), VOCABULARY, 64, 0).rows(*many(200, index))
+    plain = SpanExamples(lines(TEXTS), TOKENIZER, 64, 0, from_start=True).rows(*many(200, index))
     for one, other in zip(clozes(block=64).rows(*many(200, index)), plain, strict=True):
         assert np.array_equal(one, other)
     asked = clozes(block=64, spans=Spans(shortest=30)).choose(*many(200, index))  # type: ignore[arg-type]
@@ -191,12 +190,12 @@ def test_the_window_gives_way_to_the_block_and_the_name_and_the_span_never_do() 
     # `Ada. ⁇⁇Rom` are 10 positions; the last mask is no input.
     text = "Ada. " + "x" * 30 + " Rom " + "y" * 30
     for block in (10, 11, 15, 40):
-        inputs, targets = ClozeExamples(lines([text]), VOCABULARY, block, 0).rows(*many(2000, 0))
+        inputs, targets = ClozeExamples(lines([text]), TOKENIZER, block, 0).rows(*many(2000, 0))
         sizes = (inputs != PAD).sum(1)
         assert sizes.max() == block
         assert faults(whole(inputs, targets), text, "Ada") == set()
-    cut = ClozeExamples(lines([text]), VOCABULARY, 9, 0).rows(*many(200, 0))
-    plain = SpanExamples(lines([text]), VOCABULARY, 9, 0).rows(*many(200, 0))
+    cut = ClozeExamples(lines([text]), TOKENIZER, 9, 0).rows(*many(200, 0))
+    plain = SpanExamples(lines([text]), TOKENIZER, 9, 0, from_start=True).rows(*many(200, 0))
     assert all(np.array_equal(one, other) for one, other in zip(cut, plain, strict=True))
 
 
@@ -221,7 +220,7 @@ def test_an_impossible_cloze_is_refused(window: int, bare: float, words: str) ->
 def test_spans_keep_off_the_name_in_their_share() -> None:
     count, spans = 40_000, Spans(shortest=60)
     after = {
-        share: cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 128, 0, spans, share), *many(count, 0))
+        share: cut_of(SpanExamples(lines(TEXTS), TOKENIZER, 128, 0, spans, share, from_start=True), *many(count, 0))
         for share in (0.0, 0.7, 1.0)
     }
     first = len(f"{NAMES[0]}. ")
@@ -231,20 +230,18 @@ def test_spans_keep_off_the_name_in_their_share() -> None:
     assert abs(mixed - (0.7 + 0.3 * plain)) < 2 * slack(count, 2)
     for cut in after.values():
         assert ((cut.masked >= 1) & (cut.start >= 0) & (cut.start + cut.masked <= cut.length)).all()
-    base = cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 128, 0, spans), *many(count, 0))
+    base = cut_of(SpanExamples(lines(TEXTS), TOKENIZER, 128, 0, spans, from_start=True), *many(count, 0))
     assert np.array_equal(base.start, after[0.0].start) and np.array_equal(base.masked, after[0.0].masked)
 
 
 def test_a_cut_within_the_name_keeps_the_plain_law() -> None:
-    made = cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 12, 0, after_name=1.0), *many(500, 0))
-    plain = cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 12, 0), *many(500, 0))
+    made = cut_of(SpanExamples(lines(TEXTS), TOKENIZER, 12, 0, after_name=1.0, from_start=True), *many(500, 0))
+    plain = cut_of(SpanExamples(lines(TEXTS), TOKENIZER, 12, 0, from_start=True), *many(500, 0))
     assert np.array_equal(made.start, plain.start) and np.array_equal(made.masked, plain.masked)
     with pytest.raises(ParameterError, match=re.escape("after_name=2 must be from 0 to 1; 0, the default")):
-        SpanExamples(lines(TEXTS), VOCABULARY, 12, 0, after_name=2)
+        SpanExamples(lines(TEXTS), TOKENIZER, 12, 0, after_name=2)
 
 
-def test_a_document_is_read_from_its_start_to_the_block() -> None:
-    read = LanguageExamples(lines([TEXTS[3], TEXTS[0], "A"]), VOCABULARY, 16)
-    inputs, targets = read.rows(np.zeros(3, dtype=np.int64), np.arange(3))
-    assert [VOCABULARY.decode(row) for row in inputs] == [TEXTS[3][:-1], TEXTS[0][:16], "A"]
-    assert [VOCABULARY.decode(row) for row in targets] == [TEXTS[3][1:], TEXTS[0][1:17], ""]
+def test_a_document_without_a_character_is_refused() -> None:
+    with pytest.raises(InputError, match=re.escape("line 2=(empty) holds no token; leave the document out")):
+        clozes(texts=["Ada. x Rom y", ""])

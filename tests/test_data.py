@@ -1,4 +1,4 @@
-"""A corpus is read whole or its wrong line is named; characters have numbers; invented people are known by reading."""
+"""A corpus is read whole or its wrong line is named; invented people are known by reading alone."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from avow.errors import FileError, InputError, ParameterError
 from avow.training import (
-    MASK,
-    PAD,
-    Vocabulary,
+    Corpus,
+    Document,
+    TokenDocument,
     invent,
     read_corpus,
     read_documents,
     read_questions,
-    vocabulary_of,
+    tokenizer_of,
     write_corpus,
 )
 
@@ -82,54 +83,6 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
         read_documents(tmp_path / "none.txt")
 
 
-def test_text_comes_back() -> None:
-    vocabulary = Vocabulary.of(["Zürich", "Łódź 7"])
-    assert vocabulary.decode(vocabulary.encode("Łódź")) == "Łódź"
-    assert vocabulary.characters == "".join(sorted(set("ZürichŁódź 7")))
-    assert int(vocabulary.encode("Zürich").min()) > max(PAD, MASK)
-    assert vocabulary.encode("").shape == (0,)
-
-
-def test_padding_is_not_shown_and_a_mask_is() -> None:
-    assert (PAD, MASK) == (0, 1)
-    assert Vocabulary("ab").decode([2, MASK, 3, PAD, PAD]) == "a⁇b"
-
-
-@pytest.mark.parametrize("number", [-1, 4])
-def test_a_number_outside_the_vocabulary_is_not_decoded(number: int) -> None:
-    with pytest.raises(InputError, match=f"numbers={number} is not a number of this vocabulary, from 0 to 3; decode"):
-        Vocabulary("ab").decode([2, number])
-
-
-def test_size_counts_padding_and_mask() -> None:
-    vocabulary = Vocabulary("abc")
-    assert vocabulary.size == 5
-    assert int(vocabulary.encode("c")[0]) == vocabulary.size - 1
-
-
-def test_a_stranger_is_named_with_its_line() -> None:
-    words = "wiki.txt line 7='añb' holds 'ñ' (U+00F1), a character outside the vocabulary of 2; remove it"
-    with pytest.raises(InputError, match=re.escape(words)):
-        Vocabulary("ab").encode("añb", "wiki.txt line 7")
-
-
-def test_json_round_trip() -> None:
-    vocabulary = Vocabulary.of(["Zürich", '"\\\n⁇'])
-    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
-    assert Vocabulary.from_json(vocabulary.to_json()) != Vocabulary.of(["Zürich"])
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"characters": 3}', '{"characters": "ab", "pad": 0}'])
-def test_foreign_json_is_refused(text: str) -> None:
-    with pytest.raises(FileError, match="write it with to_json"):
-        Vocabulary.from_json(text)
-
-
-def test_a_character_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="'a' occurs twice"):
-        Vocabulary("aba")
-
-
 def name_in(question: str) -> str:
     return question.removeprefix("Where was ").removesuffix(" born?")
 
@@ -177,15 +130,31 @@ def test_files_hold_the_same(tmp_path: Path) -> None:
     corpus = invent(people=12)
     write_corpus(corpus, tmp_path)
     found = read_corpus(tmp_path)
-    assert [line.text for line in found.documents] == [line.text for line in corpus.documents]
+    assert found.digest == corpus.digest and found.dev_digest == corpus.dev_digest
     for one, other in ((found.train, corpus.train), (found.dev, corpus.dev)):
         assert [(a.question, a.answer) for a in one] == [(a.question, a.answer) for a in other]
 
 
 def test_dev_questions_need_no_new_character() -> None:
-    vocabulary = vocabulary_of(invent())
+    tokenizer = tokenizer_of("characters", invent())
     for asked in invent().dev:
-        vocabulary.encode(asked.question + asked.answer, asked.where)
+        tokenizer.encode(asked.question + asked.answer, asked.where)
+
+
+def test_a_digest_tells_texts_their_order_and_their_parts_apart() -> None:
+    def digest(*texts: str) -> str:
+        return Corpus(tuple(Document(text, "") for text in texts), (), ()).digest
+
+    assert digest("ab", "c") == digest("ab", "c")
+    assert len({digest("ab", "c"), digest("c", "ab"), digest("abc"), digest("a", "bc"), digest("ab", "c", "")}) == 5
+    ids = [np.array(row, dtype=kind) for row, kind in (([1, 2], "u2"), ([1, 2], "i8"), ([2, 1], "u2"))]
+    first, same, other = (Corpus((TokenDocument(one, ""),), (), ()).digest for one in ids)
+    assert first == same != other
+
+
+def test_token_ids_are_not_written_as_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="corpus=token ids cannot be written as text"):
+        write_corpus(Corpus((TokenDocument(np.arange(3), "tokens.npy"),), (), ()), tmp_path)
 
 
 def test_too_many_people_are_refused() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from avow.errors import InputError, ParameterError
 from avow.training import Answer, Evaluation, Outcome, Question, always, evaluate, majority
 from avow.training.evaluation import _tail
-from tests.test_sampling import VOCABULARY, Knowing, Read
+from tests.test_sampling import TOKENIZER, Knowing, Read
 
 TRUTH = {"who?": "London", "where?": "Rome", "when": "York", "why?": "Oslo"}
 QUESTIONS = [Question(text, answer, f"dev.tsv line {line}") for line, (text, answer) in enumerate(TRUTH.items(), 1)]
@@ -30,7 +30,7 @@ def judged(*pairs: tuple[bool, float]) -> Evaluation:
 
 def test_a_model_that_knows_is_right_everywhere() -> None:
     model = Knowing({text: (answer, 0.9) for text, answer in TRUTH.items()}).train()
-    found = evaluate(model, VOCABULARY, QUESTIONS)
+    found = evaluate(model, TOKENIZER, QUESTIONS)
     assert (found.asked, found.right, found.accuracy) == (4, 4, 1.0)
     assert [o.answer.confidence for o in found.outcomes] == pytest.approx([0.9**7, 0.9**5, 0.9**5, 0.9**5], rel=1e-12)
     assert [o.where for o in found.outcomes] == [q.where for q in QUESTIONS]
@@ -40,24 +40,24 @@ def test_a_model_that_knows_is_right_everywhere() -> None:
 def test_a_model_whose_answers_are_shuffled_is_caught() -> None:
     texts = list(TRUTH)
     shuffled = {text: (TRUTH[texts[place - 1]], 0.99) for place, text in enumerate(texts)}
-    found = evaluate(Knowing(shuffled), VOCABULARY, QUESTIONS)
+    found = evaluate(Knowing(shuffled), TOKENIZER, QUESTIONS)
     assert found.right == 0
     (only,) = found.bins()
     assert only.size == 4 and only.right == 0 and only.confidence > 0.9
     half = {text: (TRUTH[text] if place < 2 else "Paris", 0.9) for place, text in enumerate(texts)}
-    assert [o.right for o in evaluate(Knowing(half), VOCABULARY, QUESTIONS).outcomes] == [True, True, False, False]
+    assert [o.right for o in evaluate(Knowing(half), TOKENIZER, QUESTIONS).outcomes] == [True, True, False, False]
 
 
 def test_a_match_is_exact() -> None:
     for said in ("london", "London ", "Londo", "Londonderry", ""):
-        assert evaluate(Knowing({"who?": (said, 0.9)}), VOCABULARY, QUESTIONS[:1]).right == 0
+        assert evaluate(Knowing({"who?": (said, 0.9)}), TOKENIZER, QUESTIONS[:1]).right == 0
 
 
 def test_an_answer_cut_where_the_expected_one_ends_is_wrong() -> None:
     long = "a" * 40
     question = [Question("who?", long, "dev.tsv line 1")]
-    assert evaluate(Knowing({"who?": (long, 0.9)}), VOCABULARY, question).right == 1
-    assert evaluate(Knowing({"who?": (long + "b", 0.9)}), VOCABULARY, question).right == 0
+    assert evaluate(Knowing({"who?": (long, 0.9)}), TOKENIZER, question).right == 1
+    assert evaluate(Knowing({"who?": (long + "b", 0.9)}), TOKENIZER, question).right == 0
 
 
 def test_a_question_that_does_not_fit_the_block_with_its_answer_is_named_with_its_line() -> None:
@@ -67,13 +67,13 @@ def test_a_question_that_does_not_fit_the_block_with_its_answer_is_named_with_it
         "use a larger block or drop the line"
     )
     with pytest.raises(InputError, match=re.escape(expected)):
-        evaluate(model, VOCABULARY, QUESTIONS[:1])
-    assert evaluate(model, VOCABULARY, QUESTIONS[2:]).right == 2
+        evaluate(model, TOKENIZER, QUESTIONS[:1])
+    assert evaluate(model, TOKENIZER, QUESTIONS[2:]).right == 2
 
 
 def test_no_questions_are_no_evaluation() -> None:
     with pytest.raises(InputError, match="questions=0 must be at least 1; give a file of questions"):
-        evaluate(Knowing({}), VOCABULARY, [])
+        evaluate(Knowing({}), TOKENIZER, [])
 
 
 @pytest.mark.parametrize(("right", "asked"), [(0, 1), (1, 1), (0, 250), (11, 250), (125, 250), (250, 250), (700, 2000)])
@@ -204,5 +204,5 @@ def test_a_model_that_confuses_the_rows_of_a_batch_is_caught() -> None:
 
     same_length = [question for question in QUESTIONS if len(question.question) == 4]
     model = Confusing({text: (answer, 0.9) for text, answer in TRUTH.items()})
-    assert evaluate(model, VOCABULARY, same_length).right == 0
-    assert [evaluate(model, VOCABULARY, [question]).right for question in same_length] == [1, 1, 1]
+    assert evaluate(model, TOKENIZER, same_length).right == 0
+    assert [evaluate(model, TOKENIZER, [question]).right for question in same_length] == [1, 1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -14,15 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.nn import build
-from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
+from avow.training import Corpus, Document, Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
+from avow.training.distributed import Ranks
 from avow.training.evaluation import Answer
 from avow.training.knowledge import CLASSIC, NOT_READ, SMALL, Arm, Experiment, Result, Row, arms, outcomes_by_kind
+from avow.training.loop import Trainer
 from avow.training.run_many import Interrupted, News, read_result, run_arm, side_by_side
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=64", "data.batch=8", "run.log_every=2"]
@@ -176,7 +181,7 @@ def test_an_interrupt_ends_in_the_command_to_go_on_with(
 
 
 def test_one_that_fails_and_one_that_is_killed_leave_the_others(people: str, tmp_path: Path) -> None:
-    (_, good), (_, bad) = tiny(people), tiny(people, "optimiser.rate=1e30", "optimiser.clip=inf")
+    (_, good), (_, bad) = tiny(people), tiny(people, "optimizer.lr=1e30", "optimizer.clip=inf")
     (_, long) = tiny(people, steps=10**9)
     chosen = [dataclasses.replace(bad, label="bad"), dataclasses.replace(long, label="killed"), good]
     run_arm(good.config, tmp_path / good.name)
@@ -190,7 +195,7 @@ def test_one_that_fails_and_one_that_is_killed_leave_the_others(people: str, tmp
     # One at a time, so that the only worker is the one to kill.
     found = side_by_side(chosen, tmp_path, jobs=1, resume=True, tell=when("progress", kill))
     assert [result.evaluation is None for result in found] == [True, True, False]
-    assert found[0].why.startswith("loss=nan is not finite by step 2; lower optimiser.rate=1e+30")
+    assert found[0].why.startswith("loss=nan is not finite by step 2; lower optimizer.lr=1e+30")
     assert found[1].why == "its process was ended by SIGKILL"
     experiment = Experiment.of(people, tmp_path, found)
     assert [result.arm.label for result in experiment.failures] == ["bad", "killed"]
@@ -234,7 +239,7 @@ def test_every_arm_differs_in_what_its_row_says_and_in_nothing_else() -> None:
     first, other = chosen[1].config, chosen[3].config
     assert dataclasses.replace(other, model=first.model) == first
     assert dataclasses.replace(other.model, attention="exact") == first.model
-    assert chosen[0].config.data.task == "finetune" and chosen[0].config.model == first.model
+    assert chosen[0].config.data.task == "questions" and chosen[0].config.model == first.model
     assert chosen[6].config.run.seed == 1
 
 
@@ -260,7 +265,7 @@ def test_bad_names_are_refused_in_a_line(tmp_path: Path, people: str) -> None:
     assert "positions='round' is none of learned, sinusoidal, rotary" in refused("--positions", "round")
     assert refused("--seeds", "0") == "avow: seeds=0 must be at least 1; leave it out for the default"
     assert refused("--corpus", str(tmp_path / "none")).startswith("avow: corpus=")
-    assert "is not a parameter" in refused("schedule.stride=3")
+    assert "schedule: stride=3 is not a field" in refused("schedule.stride=3")
     assert refused("--device", "tpu") == "avow: device=tpu is not available; use --device cpu"
     rule = "is decided for every arm by the experiment; use --seeds, or leave it out"
     assert refused("run.seed=3") == f"avow: flag='run.seed=3' {rule}"
@@ -301,3 +306,50 @@ def test_answers_are_right_wrong_or_made_up() -> None:
         "wrong": [other],
         "made up": ["", "orn"],
     }, "a part of a word is no word of the text"
+
+
+def read_first(corpus: str, steps: int = 20) -> dict[str, str]:
+    """Digests of what every arm of an experiment reads in its first steps: numbers of characters, exactly."""
+    digests = {}
+    for arm in arms(corpus, steps=steps, device="cpu", seeds=2):
+        trainer = Trainer(arm.config, Path("never written"), Ranks(0, 1, torch.device("cpu")))
+        whole = hashlib.sha256()
+        for step in range(steps):
+            for rows in trainer.batches.examples.rows(*trainer.batches.read(step)):
+                whole.update(repr(rows.shape).encode())
+                whole.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+        digests[arm.name] = whole.hexdigest()[:16]
+    return digests
+
+
+def recipe(**digests: str) -> dict[str, str]:
+    """The same for every attention: only the arm without pretraining reads something else."""
+    names = ("exact", "separable", "random_features", "latent")
+    return {
+        f"{name}-seed-{seed}": digests[f"{'unread' if name == 'no-pretraining' else 'read'}_{seed}"]
+        for seed in (0, 1)
+        for name in ("no-pretraining", *names)
+    }
+
+
+def test_the_experiment_reads_what_it_always_has(tmp_path: Path) -> None:
+    """The figures on its page were made with these examples, in this order."""
+    assert read_first("invented") == recipe(
+        unread_0="80f7f2aec38eac60", read_0="149d15565659ff26", unread_1="9745fe9372cd106a", read_1="044288f5298c65fe"
+    )
+    # Documents longer than a block: they are read from their start, as ever, and not cut into windows.
+    some = invent(people=12)
+    texts = [document.text for document in some.documents if isinstance(document, Document)]
+    long = tuple(Document(" ".join(texts[first : first + 4]), "") for first in range(0, len(texts), 4))
+    write_corpus(Corpus(long, some.train, some.dev), tmp_path)
+    assert read_first(str(tmp_path)) == recipe(
+        unread_0="273f2c304488a632", read_0="5b35cf1911faa9d9", unread_1="ac3e8a97e3511dfc", read_1="d47c8e81aee7db42"
+    )
+
+
+def test_the_experiment_keeps_its_settings_and_holds_nothing_out() -> None:
+    _, exact, *_ = (arm.config for arm in arms(device="cpu"))
+    assert (exact.optimizer.lr, exact.optimizer.weight_decay, exact.optimizer.beta2) == (0.01, 0.05, 0.95)
+    assert (exact.data.task, exact.data.held_out, exact.data.batch) == ("mixture", 0.0, 64)
+    assert exact.mixture.weights == {"language": 1, "spans": 1, "cloze": 12, "questions": 3}
+    assert (exact.schedule.steps, exact.schedule.warmup, exact.schedule.floor) == (1000, 50, 0.02)

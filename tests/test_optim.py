@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from avow.errors import ParameterError, ShapeError
+from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.optim import (
     AveragedWeights,
     adam_l2,
@@ -287,6 +287,24 @@ def test_a_schedule_resumed_from_json_gives_the_same_rates_bit_for_bit(optimizer
     assert found == wanted[17:]
 
 
+def test_a_longer_schedule_goes_on_with_its_own_rates() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=2.0)
+    schedule = warmup_cosine(optimizer, 5, 40)
+    for _ in range(40):
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.2, "where the shorter one ended"
+    longer = warmup_cosine(optimizer, 5, 80)
+    longer.load_state_dict(schedule.state_dict())
+    found = []
+    for _ in range(40, 90):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        longer.step()
+    assert found == rates(5, 80, 0.1, 90)[40:]
+
+
 def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
@@ -378,8 +396,32 @@ def loaded(**changes: Any) -> None:
             lambda: loaded(averages={"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}),
             "averages['weight'].shape=(1, 3) must have the model's shape (1, 2); load the average of the same model",
         ),
+        (
+            lambda: loaded(averages=[torch.zeros(1, 2)]),
+            "averages=list must map names of parameters to tensors; pass what state_dict() returned",
+        ),
+        (
+            lambda: loaded(averages={"weight": 3.0, "bias": None}),
+            "averages=dict must map names of parameters to tensors; pass what state_dict() returned",
+        ),
+        (
+            lambda: loaded(averages={7: torch.zeros(1, 2), "weight": torch.zeros(1, 2), "bias": torch.zeros(1)}),
+            "averages=7 must be both in the model and in what was saved; load the average of the same model",
+        ),
+        (
+            lambda: loaded(averages={"weight": torch.zeros(1, 2, dtype=torch.int64), "bias": torch.zeros(1)}),
+            "averages['weight'].dtype=torch.int64 must be floating-point, as torch.float32 is; load the average of the "
+            "same model",
+        ),
+        *(
+            (
+                lambda updates=updates: loaded(updates=updates),
+                f"updates={updates!r} must be a whole number of at least 0; pass what state_dict() returned",
+            )
+            for updates in (-1, "many", None, 1.5, True)
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name_value_rule_and_remedy(act: Callable[[], object], message: str) -> None:
-    with pytest.raises((ParameterError, ShapeError), match=f"^{re.escape(message)}$"):
+    with pytest.raises((DtypeError, ParameterError, ShapeError), match=f"^{re.escape(message)}$"):
         act()

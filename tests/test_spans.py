@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from avow.errors import InputError, ParameterError
-from avow.training import MASK, PAD, Question, QuestionExamples, SpanExamples, Spans, Vocabulary
+from avow.training import MASK, PAD, CharacterTokenizer, Question, QuestionExamples, SpanExamples, Spans
 from avow.training.batches import shuffled
-from avow.training.data import Line
+from avow.training.data import Document
 from avow.training.examples import uniform
 from tests.helpers.spans import cut_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # No letter twice in a row of 26, so that every cut can be recognised.
 TEXTS = [(LETTERS * 6)[:size] for size in (1, 2, 3, 4, 5, 17, 26, 150)]
-VOCABULARY = Vocabulary(LETTERS)
+TOKENIZER = CharacterTokenizer(LETTERS)
 
 
 def examples(block: int = 32, seed: int = 0, texts: list[str] = TEXTS, **spans: float) -> SpanExamples:
-    lines = [Line(text, f"line {number}") for number, text in enumerate(texts, 1)]
-    return SpanExamples(lines, VOCABULARY, block, seed, Spans(**spans))  # type: ignore[arg-type]
+    lines = [Document(text, f"line {number}") for number, text in enumerate(texts, 1)]
+    return SpanExamples(lines, TOKENIZER, block, seed, Spans(**spans), from_start=True)  # type: ignore[arg-type]
 
 
 def many(count: int, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +47,7 @@ def faults(inputs: np.ndarray, targets: np.ndarray, texts: list[str], block: int
         prefix, suffix, masked = whole[:first], whole[first + 1 : second], whole[second + 1 :]
         if not masked:
             found.append("nothing is masked")
-        if VOCABULARY.decode([*prefix, *masked, *suffix]) != text[: len(whole) - 2]:
+        if TOKENIZER.decode([*prefix, *masked, *suffix]) != text[: len(whole) - 2]:
             found.append("the parts are not a beginning of the document")
     return found
 
@@ -125,8 +125,31 @@ def test_an_impossible_law_is_refused(field: str, value: float) -> None:
         examples(**{field: value})
 
 
+def pieces_of(texts: list[str], block: int, from_start: bool) -> list[str]:
+    """What each example can read of its document: the longest cut of many."""
+    lines = [Document(text, f"line {number}") for number, text in enumerate(texts, 1)]
+    made = SpanExamples(lines, TOKENIZER, block, 0, from_start=from_start)
+    read = []
+    for index in range(len(made)):
+        cuts = made.rows(*many(400, index))
+        whole = max(zip(*cuts, strict=True), key=lambda pair: (pair[0] != PAD).sum())
+        tokens = [*whole[0][whole[0] != PAD], whole[1][(whole[0] != PAD).sum() - 1]]
+        first, second = (place for place, number in enumerate(tokens) if number == MASK)
+        prefix, suffix, span = tokens[:first], tokens[first + 1 : second], tokens[second + 1 :]
+        read.append(TOKENIZER.decode([*prefix, *span, *suffix]))
+    return read
+
+
+def test_long_documents_are_read_to_their_end() -> None:
+    assert pieces_of(TEXTS, 32, from_start=False) == [
+        text[first : first + 28] for text in TEXTS for first in range(0, len(text), 28)
+    ]
+    # From their start alone, as the mixture reads them, the rest of a document is never seen.
+    assert pieces_of(TEXTS, 32, from_start=True) == [text[:28] for text in TEXTS]
+
+
 def test_a_block_too_small_is_refused() -> None:
-    with pytest.raises(ParameterError, match="block=4 leaves 3 characters of a document, fewer than 4"):
+    with pytest.raises(ParameterError, match="block=4 leaves 3 tokens of a document, fewer than 4"):
         examples(block=4)
 
 
@@ -142,13 +165,13 @@ def test_draws_are_uniform_and_shuffles_are_permutations() -> None:
 
 def asked(loss: str = "answer", block: int = 12) -> QuestionExamples:
     questions = [Question("who", "me", "train.tsv line 1"), Question("where", "here", "train.tsv line 2")]
-    return QuestionExamples(questions, VOCABULARY, block, loss)  # type: ignore[arg-type]
+    return QuestionExamples(questions, TOKENIZER, block, loss)  # type: ignore[arg-type]
 
 
 def test_a_question_is_read_and_its_answer_is_the_target() -> None:
     inputs, targets = asked().rows(np.array([0, 0]), np.array([0, 1]))
-    assert [VOCABULARY.decode(row) for row in inputs] == ["who⁇me", "where⁇here"]
-    assert [VOCABULARY.decode(row) for row in targets] == ["me⁇", "here⁇"]
+    assert [TOKENIZER.decode(row) for row in inputs] == ["who⁇me", "where⁇here"]
+    assert [TOKENIZER.decode(row) for row in targets] == ["me⁇", "here⁇"]
     # The first letter of the answer is what the mask predicts.
     assert (targets[1] != PAD).tolist() == [False] * 5 + [True] * 5
     assert (targets[0] != PAD).tolist() == [False] * 3 + [True] * 3 + [False] * 4
@@ -156,7 +179,7 @@ def test_a_question_is_read_and_its_answer_is_the_target() -> None:
 
 def test_the_loss_may_count_everything() -> None:
     _, targets = asked("all").rows(np.array([0]), np.array([0]))
-    assert VOCABULARY.decode(targets[0]) == "ho⁇me⁇"
+    assert TOKENIZER.decode(targets[0]) == "ho⁇me⁇"
 
 
 def test_an_answer_longer_than_the_block_is_named() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import resource
@@ -12,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from avow.nn import ModelConfig
 from avow.parameters import parameters_of
 from avow.report import terminal
 from avow.training import Progress, checkpoint, invent, write_corpus
@@ -26,9 +30,10 @@ from avow.training.config import SECTIONS
 from avow.training.run_folder import locked, read_log
 from tests.helpers import command as commands
 from tests.helpers.runs import SMALL
+from tests.test_tokenizer import byte_level, saved
 
 ROOT = Path(__file__).parent.parent
-FLAGS = [*SMALL, "data.corpus=corpus"]
+FLAGS = [*SMALL, "data.sources=corpus"]
 TUNING = ["data.batch=4", "data.accumulate=2", "schedule.steps=4", "run.device=cpu"]
 
 
@@ -84,8 +89,8 @@ def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
     following = shlex.split(first.stdout.strip().splitlines()[-1].removeprefix("next: avow train "))
     assert following == ["finetune", "first-tuned", "--from", "first"]
     second = run(*following, *TUNING)
-    config = json.loads(Path("first-tuned/config.json").read_text())
-    assert (config["data"]["task"], config["data"]["corpus"]) == ("finetune", "corpus")
+    config = tomllib.loads(Path("first-tuned/run.toml").read_text())
+    assert (config["data"]["task"], config["data"]["sources"]) == ("questions", ["corpus"])
     assert config["run"]["start"] == "first/checkpoints/step-00000014" and config["model"]["width"] == 16
     # A run remembers what it began with.
     assert run("finetune", "first-tuned", "--resume").stdout == second.stdout
@@ -104,17 +109,28 @@ def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
 def test_json_is_one_document_and_all_of_stdout() -> None:
     trained = json.loads(run("pretrain", "first", *FLAGS, "--json").stdout)
     assert (trained["step"], trained["interrupted"]) == (14, False)
-    assert trained["epoch"] == pytest.approx(14 * 8 / lines("wiki.txt"))
-    rows = read_log(Path("first/log.csv"))
-    assert trained["loss"] == float(rows[-1]["loss"]) and trained["rate"] == float(rows[-1]["rate"])
-    assert json.loads(Path(trained["config"]).read_text())["optimiser"]["rate"] == 0.01
+    held_out = trained["reading"]["held_out"]
+    assert (trained["reading"]["documents"], held_out) == (lines("wiki.txt"), 4)
+    assert trained["epoch"] == pytest.approx(14 * 8 / (lines("wiki.txt") - held_out))
+    (*_, last) = read_log(Path("first/log.csv"))
+    assert (trained["loss"], trained["lr"]) == (last.loss, last.lr)
+    assert trained["held_out"] == {
+        "step": 14,
+        "held_out_loss": last.held_out_loss,
+        "perplexity": last.perplexity,
+        "bits_per_character": last.bits_per_character,
+    }
+    assert last.held_out_loss is not None and last.perplexity == pytest.approx(math.exp(last.held_out_loss))
+    assert last.bits_per_character == pytest.approx(last.held_out_loss / math.log(2)), "a token is a character"
+    assert tomllib.loads(Path(trained["config"]).read_text())["optimizer"]["lr"] == 0.01
+    assert Path(trained["picture"]).read_bytes().startswith(b"\x89PNG")
     found = json.loads(run("evaluate", trained["checkpoint"], "--json").stdout)
     assert (
         found["asked"] == lines("dev.tsv") == len(found["outcomes"]) and found["accuracy"] == found["coverage"][-1][1]
     )
     assert found["majority"]["asked"] == found["asked"] and 0 <= found["mean_confidence"] <= 1
     said = [
-        json.loads(run("sample", "base", "⁇ was", "--seed", seed, "--length", "30", "--json").stdout)
+        json.loads(run("sample", "base", "Where was", "--seed", seed, "--length", "30", "--json").stdout)
         for seed in ("1", "1", "2")
     ]
     assert said[0] == said[1] and said[0]["written"] != said[2]["written"] and len(said[0]["written"]) == 30
@@ -140,8 +156,12 @@ def test_the_help_lists_every_field_with_its_default_and_help() -> None:
         for section, kind in SECTIONS.items():
             for p in parameters_of(kind):
                 default = steps if (section, p.name) == ("schedule", "steps") else p.default
+                default = ", ".join(default) if isinstance(default, tuple) else default
                 assert "".join(f"{section}.{p.name}={default} {p.help}".split()) in words
-        assert "model.width=256" in words and "model.settings={}" in words
+        for field in dataclasses.fields(ModelConfig):
+            if field.name != "vocabulary":
+                shown = f"model.{field.name}={getattr(ModelConfig(vocabulary=9), field.name)} {field.metadata['help']}"
+                assert "".join(shown.split()) in words
 
 
 def test_a_length_is_given_where_none_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +190,7 @@ def test_an_interrupted_run_says_where_it_stands_and_the_command_it_gives_ends_i
     assert saved == "avow: interrupted at step 3 and saved in a run/checkpoints/step-00000003"
     assert again == "go on with: avow train pretrain 'a run' --resume"
     ended = json.loads(run(*shlex.split(again.removeprefix("go on with: avow train ")), "--json").stdout)
-    assert ended["step"] == 14 and ended["loss"] == float(read_log(Path("base/log.csv"))[-1]["loss"])
+    assert ended["step"] == 14 and ended["loss"] == read_log(Path("base/log.csv"))[-1].loss
     paths = (Path(folder, "checkpoints", "step-00000014") for folder in ("a run", "base"))
     weights = [checkpoint.load(path).weights for path in paths]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
@@ -238,27 +258,27 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["pretrain", "b", "schedule.epoch=3"], "schedule: epoch=3 is not a parameter; known parameters: steps"),
+        (["pretrain", "b", "schedule.epoch=3"], "schedule: epoch=3 is not a field; did you mean schedule.epochs?"),
         (["pretrain", "b", "speed.steps=3"], "speed={'steps': 3} is not a section of a configuration"),
-        (["pretrain", "b", "steps=3"], "flag='steps=3' must be section.name=value; try schedule.epochs=20"),
+        (["pretrain", "b", "steps=3"], "flag='steps=3' must be section.name=value; try schedule.steps=3"),
         (["pretrain", "b", "schedule.steps=5", "schedule.epochs=5"], "schedule: steps=5 contradicts schedule.epochs=5"),
         (["pretrain", "b", "--config", "none.toml"], "config=none.toml cannot be read (No such file or directory)"),
-        (["pretrain", "b", "data.task=finetune"], "task='finetune' contradicts avow train pretrain; use avow train fi"),
+        (["pretrain", "b", "data.task=questions"], "task='questions' contradicts avow train pretrain; use avow train"),
         (
-            ["finetune", "b", "--from", "nothing", "data.task=mixed"],
-            "data.task='mixed' contradicts finetune, which the command or its options say; say it once",
+            ["finetune", "b", "--from", "nothing", "data.task=spans"],
+            "data.task='spans' contradicts questions, which the command or its options say; say it once",
         ),
         (
-            ["pretrain", "b", "--corpus", "invented", "data.corpus=corpus"],
-            "data.corpus='corpus' contradicts invented, which the command or its options say; say it once",
+            ["pretrain", "b", "--data", "invented", "data.sources=corpus"],
+            "data.sources='corpus' contradicts [\"invented\"], which the command or its options say; say it once",
         ),
-        (["pretrain", "b", "--corpus", "nowhere"], "corpus=nowhere is not a folder; give a folder with wiki.txt"),
+        (["pretrain", "b", "--data", "nowhere"], "data=nowhere does not exist; give files, a folder, or invented"),
         (["pretrain", "data.batch=4"], "RUN='data.batch=4' reads like a field; name the folder of the run first"),
         (["finetune", "b"], "from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
         (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
         (["pretrain", "corpus/wiki.txt", *SMALL], "run=corpus/wiki.txt cannot be written (File exists); name"),
-        (["pretrain", "b", "model.block=4"], "block=4 leaves 3 characters of a document, fewer than 4; use a larger"),
+        (["pretrain", "b", "--task", "spans", "model.block=4"], "block=4 leaves 3 tokens of a document, fewer than"),
         (["pretrain", "b", "--device", "tpu"], "run: device='tpu' must be one of auto, cpu, cuda"),
     ],
 )
@@ -282,9 +302,9 @@ def test_a_run_is_not_begun_over_another() -> None:
 
 def test_a_run_is_resumed_as_what_it_is() -> None:
     line = refused("finetune", "base", "--resume")
-    assert line == "avow: data: task='pretrain' contradicts avow train finetune; use avow train pretrain"
-    line = refused("pretrain", "base", "--resume", "optimiser.rate=0.5")
-    assert "optimiser: rate=0.5 contradicts 0.01 of the checkpoint base/checkpoints/step-00000014" in line
+    assert line == "avow: data: task='language' contradicts avow train finetune; use avow train pretrain"
+    line = refused("pretrain", "base", "--resume", "optimizer.lr=0.5")
+    assert "optimizer: lr=0.5 contradicts 0.01 of the checkpoint base/checkpoints/step-00000014" in line
 
 
 def test_a_truncated_checkpoint_is_refused_and_the_good_one_named_works() -> None:
@@ -329,7 +349,7 @@ def test_a_checkpoint_of_another_architecture_is_refused() -> None:
     line = refused("finetune", "tuned", "--from", "base", "model.width=64", *TUNING)
     assert line == (
         "avow: model: width=64 contradicts 16 in run.start=base/checkpoints/step-00000014; "
-        "leave it out: the checkpoint knows its model"
+        "leave it out: the checkpoint knows it"
     )
     path = Path("base/checkpoints/step-00000014/state.json")
     state = json.loads(path.read_text().replace('"width": 16', '"width": 32'))
@@ -402,7 +422,7 @@ def other_corpus(documents: str, questions: str) -> None:
 )
 def test_a_bad_line_is_named_with_its_file(documents: str, questions: str, words: str) -> None:
     other_corpus(documents, questions)
-    assert words in refused("finetune", "tuned", "--from", "base", "--corpus", "other", *TUNING)
+    assert words in refused("finetune", "tuned", "--from", "base", "--data", "other", *TUNING)
     assert not Path("tuned").exists()
     if "wiki.txt" not in words:
         line = refused("evaluate", "base", "--questions", "other/dev.tsv")
@@ -411,8 +431,105 @@ def test_a_bad_line_is_named_with_its_file(documents: str, questions: str, words
 
 
 def test_questions_come_from_one_place() -> None:
-    line = refused("evaluate", "base", "--questions", "corpus/dev.tsv", "--corpus", "corpus")
-    assert line == "avow: questions=corpus/dev.tsv contradicts --corpus corpus; give one of them"
+    line = refused("evaluate", "base", "--questions", "corpus/dev.tsv", "--data", "corpus")
+    assert line == "avow: questions=corpus/dev.tsv contradicts --data corpus; give one of them"
+
+
+def test_without_questions_a_model_is_judged_by_text_it_was_not_trained_on() -> None:
     Path("corpus/dev.tsv").unlink()
-    line = refused("evaluate", "base")
-    assert line == "avow: corpus=corpus has no dev questions; add a dev.tsv, or give --questions FILE.tsv"
+    held_out = json.loads(run("evaluate", "base", "--json").stdout)
+    (*_, last) = read_log(Path("base/log.csv"))
+    # The same examples as at the run's last step, the same model: the same loss.
+    assert held_out["loss"] == pytest.approx(last.held_out_loss, rel=1e-6) and held_out["held_out"]
+    assert "held-out examples of the run" in run("evaluate", "base").stdout
+    text = Path("corpus/wiki.txt").read_text().splitlines()[0]
+    Path("other.txt").write_text(text)
+    other = json.loads(run("evaluate", "base", "--data", "other.txt", "--json").stdout)
+    assert (other["tokens"], other["characters"], other["held_out"]) == (len(text) - 1, len(text) - 1, False)
+    run("pretrain", "all", *FLAGS, "data.held_out=0")
+    line = refused("evaluate", "all")
+    assert line.startswith("avow: data=corpus has no dev questions, and the run held nothing out; give --questions")
+    line = refused("evaluate", "base", "--html", "page.html")
+    assert line == "avow: html=page.html is for answers, and there are no questions; give --questions FILE.tsv"
+
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+OWN = [flag for flag in SMALL if not flag.startswith("model.block")] + ["model.block=16"]
+
+
+def test_own_texts_are_read_as_the_shell_gives_them() -> None:
+    Path("texts").mkdir()
+    for name in "abc":
+        Path("texts", f"{name}.txt").write_text(TEXT)
+    quoted = run("pretrain", "quoted", "--data", "texts/*.txt", *OWN)
+    # A shell makes three words of an unquoted pattern, of which two come after the option.
+    shell = run("pretrain", "shell", "--data", "texts/a.txt", "texts/b.txt", "texts/c.txt", *OWN)
+    repeated = run("pretrain", "twice", "--data", "texts/[ab].txt", "--data", "texts/c.txt", *OWN)
+    for done in (quoted, shell, repeated):
+        first = done.stderr.splitlines()[0]
+        assert first.startswith("read 5,400 characters in 3 documents: 339 windows of 16 tokens, 34 of them held out; ")
+        assert first.endswith(
+            "14 steps of 8 are 0.37 epochs: only 36.7% of it is trained on; schedule.steps=39 reads all"
+        )
+        assert re.search(
+            r"held out: loss \d\.\d+ nats per token, perplexity \d+\.\d+, \d\.\d+ bits per ch", done.stdout
+        )
+        assert "next: avow train sample " in done.stdout and done.stdout.strip().endswith(" the")
+    assert tomllib.loads(Path("shell/run.toml").read_text())["data"]["sources"] == [f"texts/{x}.txt" for x in "abc"]
+    assert "avow: flag='texts/b.txt' must be section.name=value" in refused("pretrain", "b", "texts/b.txt", *OWN)
+
+
+def test_a_language_model_goes_on_in_plain_characters_and_others_say_how_masks_work() -> None:
+    Path("text.txt").write_text(TEXT)
+    run("pretrain", "plain", "--data", "text.txt", *OWN)
+    written = json.loads(run("sample", "plain", "the ", "--length", "100", "--json").stdout)["written"]
+    assert len(written) == 100 and set(written) <= set(TEXT), "beyond its block of 16, and without a mask"
+    line = refused("sample", "plain", "⁇")
+    assert "holds '⁇' (U+2047), a character outside the vocabulary of 28" in line
+    run("pretrain", "spans", "--data", "text.txt", "--task", "spans", *OWN)
+    told = run("sample", "spans", "the quick")
+    assert told.stderr.startswith(
+        "avow: this model restores spans: write ⁇ where text is missing and ⁇ again at the end"
+    )
+    assert run("sample", "spans", "the ⁇ fox⁇").stderr == ""
+    run("finetune", "tuned", "--from", "base", *TUNING)
+    assert "answers questions: end the question with ⁇" in run("sample", "tuned", "Where was").stderr
+
+
+def test_the_written_configuration_makes_the_same_run_again() -> None:
+    run("pretrain", "again", "--config", "base/run.toml")
+    assert Path("again/run.toml").read_text() == Path("base/run.toml").read_text()
+    one, other = (checkpoint.load(Path(name, "checkpoints", "step-00000014")).weights for name in ("base", "again"))
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+
+
+def test_a_finished_run_goes_on_with_more_steps() -> None:
+    done = run("pretrain", "base", "--resume", "schedule.steps=20")
+    assert done.stdout.startswith("20 steps, ") and "not the run that 20 steps from the start would have" in done.stderr
+    assert [line.step for line in read_log(Path("base/log.csv"))][-1] == 20
+    assert "steps = 20" in Path("base/run.toml").read_text()
+    assert run("pretrain", "base", "--resume").stdout.startswith("20 steps, ")
+    line = refused("pretrain", "base", "--resume", "schedule.steps=5")
+    assert "schedule: steps=5 is fewer steps than the 20 of the checkpoint" in line
+
+
+def test_bytes_and_a_tokenizers_file_are_tokens() -> None:
+    Path("text.txt").write_text(TEXT)
+    path = saved(Path(), byte_level())
+    for name in ("bytes", str(path)):
+        folder = name.replace(".", "-")
+        told = run("pretrain", folder, "--data", "text.txt", "--tokenizer", name, *OWN)
+        assert "bits per character" in told.stdout
+        # The file may go: the checkpoint has its own.
+        path.unlink(missing_ok=True)
+        assert run("sample", folder, "a word that was not there: ñ", "--length", "3").exit_code == 0
+        assert json.loads(run("evaluate", folder, "--json").stdout)["held_out"]
+        path = saved(Path(), byte_level())
+
+
+def test_what_draws_the_losses_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = run("pretrain", "undrawn", *FLAGS)
+    assert "undrawn/loss.png was not drawn: " in done.stderr and not Path("undrawn/loss.png").exists()
+    assert json.loads(run("pretrain", "undrawn", "--resume", "--json").stdout)["picture"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,44 +10,61 @@ from pathlib import Path
 import pytest
 
 from avow.errors import FileError, ParameterError
-from avow.training import TrainConfig, corpus_of, read_config, train, vocabulary_of
+from avow.training import TrainConfig, corpus_of, read_config, tokenizer_of, train
+from avow.training.config import FIELDS, DataConfig
+from avow.training.field_names import USUAL_NAMES, meant
 from tests.helpers.runs import small
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[model]\nwidth = 32\n[schedule]\nepochs = 3\n[optimiser]\nrate = 1\n[data]\ntask = "mixed"\n')
+    file.write_text('[model]\nwidth = 32\n[schedule]\nepochs = 3\n[optimizer]\nlr = 1\n[data]\ntask = "spans"\n')
     config = read_config(file, ["schedule.epochs=5", "model.positions=rotary", "run.compile=true"])
     assert (config.schedule.epochs, config.model.width, config.model.positions) == (5, 32, "rotary")
-    assert (config.data.task, config.run.compile, config.data.batch) == ("mixed", True, 128)
-    assert repr(config.optimiser.rate) == "1.0"
+    assert (config.data.task, config.run.compile, config.data.batch) == ("spans", True, 128)
+    assert repr(config.optimizer.lr) == "1.0"
 
 
-def test_json_files_and_round_trip(tmp_path: Path) -> None:
+def test_a_configuration_comes_back_from_toml_and_from_json(tmp_path: Path) -> None:
     settings = ["model.attention=separable", 'model.settings={"temperature": 2.0}']
-    config = read_config(None, ["schedule.steps=7", "optimiser.clip=inf", *settings])
-    assert TrainConfig.from_json(config.to_json()) == config
-    (tmp_path / "run.json").write_text(config.to_json())
-    assert read_config(tmp_path / "run.json") == config
-    assert read_config(tmp_path / "run.json", ["run.seed=1"]) != config
+    config = read_config(None, ["schedule.steps=7", "optimizer.clip=inf", *settings])
+    assert TrainConfig.of(config.plain()) == config
+    (tmp_path / "run.json").write_text(json.dumps(config.plain()))
+    (tmp_path / "run.toml").write_text(config.to_toml())
+    for name in ("run.json", "run.toml"):
+        assert read_config(tmp_path / name) == config
+        assert read_config(tmp_path / name, ["run.seed=1"]) != config
 
 
 def test_the_vocabulary_comes_from_the_corpus() -> None:
-    assert read_config(None, ["schedule.steps=7"]).model.vocabulary == vocabulary_of(corpus_of("invented")).size
+    assert (
+        read_config(None, ["schedule.steps=7"]).model.vocabulary
+        == tokenizer_of("characters", corpus_of("invented")).size
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["schedule.epoch=3"], "schedule: epoch=3 is not a parameter"),
-        (["speed.steps=3"], "speed={'steps': 3} is not a section of a configuration; known: model, data, optimiser"),
-        ([".steps=3"], "''={'steps': 3} is not a section of a configuration; known: model, data, optimiser"),
-        (["model.depth=3"], "depth=3 is not a field"),
-        (["epochs=3"], "flag='epochs=3' must be section.name=value; try schedule.epochs=20"),
+        (
+            ["schedule.epoch=3"],
+            "schedule: epoch=3 is not a field; did you mean schedule.epochs? fields of schedule: st",
+        ),
+        (
+            ["speed.steps=3"],
+            "speed={'steps': 3} is not a section of a configuration; did you mean schedule.steps? sect",
+        ),
+        (
+            [".steps=3"],
+            "''={'steps': 3} is not a section of a configuration; did you mean schedule.steps? sections: mo",
+        ),
+        (["speed.x=3"], "speed={'x': 3} is not a section of a configuration; sections: model, data, optimizer"),
+        (["model.depth=3"], "model: depth=3 is not a field; did you mean model.layers? fields of model: vocabulary"),
+        (["epochs=3"], "flag='epochs=3' must be section.name=value; try schedule.epochs=3"),
         (["schedule.epochs=three"], "schedule: epochs=three must be a whole number"),
-        (["optimiser.rate=-1"], "optimiser: rate=-1.0 must be above 0"),
-        (["optimiser.beta1=1"], "optimiser: beta1=1.0 must be at least 0 and below 1"),
-        (["data.task=guess"], "data: task='guess' must be one of pretrain, finetune, mixed"),
+        (["optimizer.lr=-1"], "optimizer: lr=-1.0 must be above 0"),
+        (["optimizer.beta1=1"], "optimizer: beta1=1.0 must be at least 0 and below 1"),
+        (["data.task=guess"], "data: task='guess' must be one of language, spans, questions, spans+questions, mixture"),
         ([], "schedule: steps=0 leaves the length open, as epochs=0 does; set one of"),
         (["schedule.steps=5", "schedule.epochs=5"], "schedule: steps=5 contradicts schedule.epochs=5; set one of"),
         (["schedule.steps=5", "schedule.warmup=5"], "schedule: warmup=5 leaves nothing of 5 steps"),
@@ -89,12 +107,106 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
 def test_what_is_trained_further_keeps_its_model_and_vocabulary(tmp_path: Path) -> None:
     first = train(small(tmp_path, "schedule.steps=4"), tmp_path / "first")
     start = f"run.start={first.checkpoint}"
-    base = ["data.task=finetune", "schedule.steps=5", f"data.corpus={tmp_path / 'corpus'}", "data.batch=4"]
+    base = ["data.task=questions", "schedule.steps=5", f"data.sources={tmp_path / 'corpus'}", "data.batch=4"]
     config = read_config(None, [*base, start, "model.dropout=0.0", "run.device=cpu"])
     assert (config.model.width, config.model.dropout) == (16, 0.0)
     tuned = train(config, tmp_path / "second")
-    assert tuned.vocabulary == first.vocabulary
-    saved = json.loads((tmp_path / "second" / "config.json").read_text())
-    assert TrainConfig.of(saved) == config
+    assert tuned.tokenizer == first.tokenizer
+    assert read_config(tmp_path / "second" / "run.toml") == config
     with pytest.raises(ParameterError, match=re.escape("model: width=64 contradicts 16 in run.start")):
         read_config(None, [*base, start, "model.width=64"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("lr=0.1", "optimizer.lr=0.1"),
+        ("learning_rate=0.1", "optimizer.lr=0.1"),
+        ("weight_decay=0", "optimizer.weight_decay=0"),
+        ("batch_size=8", "data.batch=8"),
+        ("n_layer=2", "model.layers=2"),
+        ("n_head=2", "model.heads=2"),
+        ("n_embd=64", "model.width=64"),
+        ("block_size=64", "model.block=64"),
+        ("max_steps=9", "schedule.steps=9"),
+        ("dropout=0", "model.dropout=0"),
+        ("seed=1", "run.seed=1"),
+        ("tokenizer=bytes", "data.tokenizer=bytes"),
+        ("optimizer=sgd", "it is AdamW; set optimizer.lr, optimizer.beta1"),
+    ],
+)
+def test_a_usual_name_is_answered_with_the_field_that_is_meant(flag: str, field: str) -> None:
+    remedy = field if " " in field else f"try {field}"
+    with pytest.raises(ParameterError, match=re.escape(f"flag='{flag}' must be section.name=value; {remedy}")):
+        read_config(None, ["schedule.steps=7", flag])
+    if " " not in field:
+        # What it says to try works.
+        read_config(None, ["schedule.steps=7", "data.accumulate=1", field])
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("optimiser.rate=0.1", "optimizer.lr"),
+        ("optimizer.rate=0.1", "optimizer.lr"),
+        ("optimizer.decay=0.1", "optimizer.weight_decay"),
+        ("training.lr=0.1", "optimizer.lr"),
+        ("data.corpus=x", "data.sources"),
+        ("data.batch_size=4", "data.batch"),
+        ("model.d_model=64", "model.width"),
+        ("model.lr=0.1", "optimizer.lr"),
+        ("schedule.warm_up=3", "schedule.warmup"),
+        ("run.log_evry=3", "run.log_every"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_nearest_known_one(flag: str, field: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(f"; did you mean {field}? ")):
+        read_config(None, ["schedule.steps=7", flag])
+
+
+def test_every_usual_name_leads_to_a_field() -> None:
+    for name, field in USUAL_NAMES.items():
+        section, _, own = field.partition(".")
+        assert own in FIELDS[section], f"{name} leads nowhere"
+        assert meant("", name, FIELDS) == field or any(name in names for names in FIELDS.values())
+
+
+def test_a_length_on_the_command_line_takes_the_place_of_that_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(read_config(None, ["schedule.steps=7"]).to_toml())
+    longer = read_config(file, ["schedule.epochs=5"])
+    assert (longer.schedule.steps, longer.schedule.epochs) == (0, 5)
+    with pytest.raises(ParameterError, match=r"schedule: steps=9 contradicts schedule\.epochs=5"):
+        read_config(file, ["schedule.epochs=5", "schedule.steps=9"])
+
+
+@pytest.mark.parametrize(
+    "name", ['a "quoted" name', "back\\slash", "new\nline", "tab\t", "\x7f\x01", "🙂 é", "a = [b]"]
+)
+def test_any_name_survives_the_file(tmp_path: Path, name: str) -> None:
+    config = dataclasses.replace(
+        read_config(None, ["schedule.steps=7", "optimizer.clip=inf"]),
+        data=DataConfig(sources=(name, "invented"), tokenizer=name),
+    )
+    (tmp_path / "run.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert read_config(tmp_path / "run.toml") == config
+
+
+def test_a_file_without_its_option_is_answered_with_the_field(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ParameterError, match=re.escape(f"; use data.sources={tmp_path}/a.txt")):
+        read_config(None, ["schedule.steps=3", f"{tmp_path}/a.txt"])
+
+
+def test_a_name_that_cannot_be_written_down_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"data: sources=.* must be one text or more, in UTF-8"):
+        read_config(None, ["schedule.steps=3", "model.vocabulary=9", "data.sources=\udcff.txt"])
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"), [("[]", "must be one text or more"), ("[1]", "must be one text or more"), ('"x"', None)]
+)
+def test_sources_are_a_list_of_texts(tmp_path: Path, value: str, rule: str | None) -> None:
+    (tmp_path / "a.toml").write_text(f"[data]\nsources = {value}\n[schedule]\nsteps = 3\n")
+    with pytest.raises(ParameterError, match=rule or "data: sources='x' must be a list"):
+        read_config(tmp_path / "a.toml")

@@ -49,8 +49,10 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def curves(folder: Path, name: str) -> dict[str, np.ndarray]:
-    rows = read_log(folder / name / "log.csv")
-    return {column: np.array([float(row[column]) for row in rows]) for column in ("step", "loss", "rate", "norm")}
+    lines = read_log(folder / name / "log.csv")
+    columns = ("step", "loss", "lr", "norm", "held_out_loss")
+    # A line without a held-out loss has none in any of the runs.
+    return {column: np.array([getattr(line, column) for line in lines], dtype=float) for column in columns}
 
 
 def assert_same_curves(folder: Path, name: str) -> None:
@@ -58,6 +60,7 @@ def assert_same_curves(folder: Path, name: str) -> None:
     for column, values in alone.items():
         np.testing.assert_allclose(found[column], values, atol=1e-5, rtol=0)
     assert len(found["loss"]) == 6 and found["loss"][0] - found["loss"][-1] > 0.1, "a curve, and no flat line"
+    assert np.isfinite(found["held_out_loss"]).tolist() == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("name", ["two", "two_by_two", "four_rotary"])
@@ -167,7 +170,7 @@ def test_processes_that_see_different_checkpoints_do_not_go_on() -> None:
 
     words = "checkpoints=runs holds none for rank 2, and step 12 for rank 0; give all processes one folder"
     with pytest.raises(FileError, match=re.escape(words)):
-        checkpoint.check_same(Apart(0, 3, torch.device("cpu")), "00ff", "people", 12, Path("runs"))
+        checkpoint.check_same(Apart(0, 3, torch.device("cpu")), "00ff", ["people"], 12, Path("runs"))
 
 
 def test_processes_that_would_read_different_texts_are_refused() -> None:
@@ -175,10 +178,10 @@ def test_processes_that_would_read_different_texts_are_refused() -> None:
         def gathered(self, value: Any) -> list[Any]:
             return [(digest, value[1]) for digest in ("00ff", "01ff", "00ff")]
 
-    words = "corpus=people holds other texts for rank 1 than for rank 0; give all processes the same texts"
+    words = "data=people holds other texts for rank 1 than for rank 0; give all processes the same texts"
     with pytest.raises(FileError, match=re.escape(words)):
-        checkpoint.check_same(Apart(0, 3, torch.device("cpu")), "00ff", "people", -1, Path("runs"))
-    checkpoint.check_same(Ranks(0, 1, torch.device("cpu")), "00ff", "people", -1, Path("runs"))
+        checkpoint.check_same(Apart(0, 3, torch.device("cpu")), "00ff", ["people"], -1, Path("runs"))
+    checkpoint.check_same(Ranks(0, 1, torch.device("cpu")), "00ff", ["people"], -1, Path("runs"))
 
 
 def test_one_process_alone_cannot_share_a_sequence(tmp_path: Path) -> None:

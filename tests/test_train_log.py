@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import re
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from avow.errors import FileError
 from avow.training import Progress
-from avow.training.run_folder import SCALARS, Log, read_log
+from avow.training.run_folder import OPTIONAL, SCALARS, Log, loss_chart, read_log
 
 
 def line(step: int, loss: float = 1.0) -> Progress:
@@ -35,7 +36,7 @@ def test_every_figure_of_a_line_is_drawn_beside_the_csv(tmp_path: Path) -> None:
         log.add(line(1, 3.0))
         log.add(line(2, 2.0))
     assert drawn(tmp_path, "loss") == [(1, 3.0), (2, 2.0)]
-    for name in SCALARS:
+    for name in (name for name in SCALARS if name not in OPTIONAL):
         ((_, value), *_) = drawn(tmp_path, name)
         assert value == pytest.approx(getattr(line(1, 3.0), name))
 
@@ -60,7 +61,7 @@ def written_twice(folder: Path, resumed_at: int) -> list[tuple[int, float]]:
 
 def test_a_resumed_run_hides_what_it_does_again(tmp_path: Path) -> None:
     assert written_twice(tmp_path, 2) == [(1, 9.0), (2, 9.0), (3, 1.0), (4, 1.0), (5, 1.0)]
-    assert [(int(row["step"]), float(row["loss"])) for row in read_log(tmp_path / "log.csv")] == drawn(tmp_path, "loss")
+    assert [(line.step, line.loss) for line in read_log(tmp_path / "log.csv")] == drawn(tmp_path, "loss")
 
 
 def test_without_purging_it_would_be_drawn_twice(tmp_path: Path) -> None:
@@ -98,11 +99,23 @@ def test_what_is_no_line_of_numbers_is_forgotten(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             log.add(line(step))
     lines = path.read_text().splitlines()
-    path.write_text(
-        "\n".join([lines[0], lines[0], lines[1] + ",7", lines[2].replace("1.0", "x"), lines[3][:9], lines[3]])
-    )
+    spoilt = [lines[0], lines[0], lines[1] + ",7", lines[2].replace("1.0", "x"), lines[3][:9], lines[1], lines[3]]
+    # The last line has not ended: its last number may have been longer.
+    path.write_text("\n".join(spoilt))
     with Log(path, 9):
-        assert [row["step"] for row in read_log(path)] == ["1", "3"]
+        assert [line.step for line in read_log(path)] == [1]
+
+
+def test_a_held_out_loss_stands_in_its_lines_alone(tmp_path: Path) -> None:
+    measured = dataclasses.replace(line(2), held_out_loss=1.5, perplexity=4.48, bits_per_character=None)
+    with Log(tmp_path / "log.csv", 0) as log:
+        for one in (line(1), measured):
+            log.add(one)
+    assert read_log(tmp_path / "log.csv") == [line(1), measured]
+    assert drawn(tmp_path, "held_out_loss") == [(2, 1.5)]
+    chart = loss_chart(read_log(tmp_path / "log.csv"), "a run")
+    assert chart.series == {"in training": ([1, 2], [1.0, 1.0]), "held out": ([2], [1.5])}
+    assert list(loss_chart([line(1)], "a run").series) == ["in training"]
 
 
 @pytest.mark.parametrize(

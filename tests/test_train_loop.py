@@ -14,15 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, FileError, NonFiniteError, ParameterError
-from avow.training import PAD, Progress, TrainConfig, Trained, checkpoint, load_model, read_config, train
+from avow.training import PAD, Progress, Trained, checkpoint, load_model, read_config, train
 from avow.training.distributed import Ranks
-from avow.training.loop import Trainer, summed_loss
+from avow.training.evaluation import summed_loss
+from avow.training.loop import Trainer
 from avow.training.run_folder import read_log
 from tests.helpers.kill import ends_alike, killed
 from tests.helpers.runs import small
+from tests.test_tokenizer import byte_level, saved
 
 ROOT = Path(__file__).parent.parent
 ALONE = Ranks(0, 1, torch.device("cpu"))
+FEW = ["data.batch=4", "data.accumulate=1", "run.device=cpu", "data.sources=invented"]
 
 
 def interrupting(step: int, kind: signal.Signals):  # type: ignore[no-untyped-def]
@@ -40,8 +43,8 @@ def same(one: Trained, other: Trained) -> bool:
     return one.step == other.step and all(torch.equal(x, y) for x, y in pairs)
 
 
-def losses(folder: Path) -> list[tuple[str, str, str]]:
-    return [(row["step"], row["loss"], row["norm"]) for row in read_log(folder / "log.csv")]
+def losses(folder: Path) -> list[tuple[int, float, float, float | None]]:
+    return [(line.step, line.loss, line.norm, line.held_out_loss) for line in read_log(folder / "log.csv")]
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
@@ -50,7 +53,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path: Path, kind: signal.S
     whole = train(config, tmp_path / "whole")
     half = train(config, tmp_path / "half", progress=interrupting(6, kind))
     assert half.interrupted and half.step == 6 and half.checkpoint.name == "step-00000006"
-    # 6 steps of 8 are 48 places: in the middle of the third epoch of 20 documents.
+    # 6 steps of 8 are 48 places: in the middle of the third epoch of 18 windows.
     torch.rand(7)  # Where the generator stands now must not matter.
     done = train(config, tmp_path / "half", resume=True)
     assert not done.interrupted and same(done, whole)
@@ -102,7 +105,7 @@ def test_a_log_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
     train(config, tmp_path / "whole")
     train(config, tmp_path / "half", progress=interrupting(7, signal.SIGINT))
     with (tmp_path / "half" / "log.csv").open("a") as file:
-        file.write("8,14,0.1,9.9,1,1,1,1,1\n9,14,0.")  # Lines of a killed run beyond its checkpoint, one cut short.
+        file.write("8,14,0.1,9.9,1,1,1,1,1,,,\n9,14,0.")  # Lines of a killed run beyond its checkpoint, one cut short.
     train(config, tmp_path / "half", resume=True)
     assert losses(tmp_path / "half") == losses(tmp_path / "whole")
     assert len(losses(tmp_path / "half")) == 14
@@ -131,7 +134,7 @@ def test_the_gradient_is_that_of_the_plain_padded_mean(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path, "model.dropout=0.0", "data.accumulate=4"), tmp_path / "run", ALONE)
     found = gradients(trainer)
     ids, targets = trainer.batches.examples.rows(*trainer.batches.read(0))
-    wide = [torch.from_numpy(np.pad(x, ((0, 0), (0, 64 - x.shape[1])))) for x in (ids, targets)]
+    wide = [torch.from_numpy(np.pad(x, ((0, 0), (0, 64 - x.shape[1])))).long() for x in (ids, targets)]
     trainer.model.zero_grad()
     nn.functional.cross_entropy(trainer.model(wide[0]).flatten(0, 1), wide[1].flatten(), ignore_index=PAD).backward()
     assert apart(found, [p.grad for p in trainer.model.parameters() if p.grad is not None]) < 1e-6
@@ -146,11 +149,11 @@ def test_padding_has_no_loss() -> None:
 
 def test_a_run_that_goes_on_needs_no_longer_where_it_began(tmp_path: Path) -> None:
     first = train(small(tmp_path), tmp_path / "first")
-    config = small(tmp_path, "data.task=finetune", f"run.start={first.checkpoint}")
+    config = small(tmp_path, "data.task=questions", f"run.start={first.checkpoint}")
     whole = train(config, tmp_path / "whole")
     train(config, tmp_path / "half", progress=interrupting(6, signal.SIGINT))
     shutil.rmtree(tmp_path / "first")
-    saved = TrainConfig.from_json((tmp_path / "half" / "config.json").read_text())
+    saved = read_config(tmp_path / "half" / "run.toml")
     assert same(train(saved, tmp_path / "half", resume=True), whole)
     with pytest.raises(FileError, match="first"):
         train(saved, tmp_path / "anew")
@@ -170,16 +173,16 @@ def test_a_small_run_learns(tmp_path: Path) -> None:
     assert rows[-1].loss < rows[0].loss - 0.5
     assert rows[-1].eta == 0 and rows[0].eta > 0
     assert all(row.tokens_per_second > 0 and 0 < row.mfu < 1 for row in rows)
-    assert rows[-1].rate == pytest.approx(0.001, rel=0.1)
-    assert rows[-1].epoch == pytest.approx(60 * 8 / 20)
+    assert rows[-1].lr == pytest.approx(0.001, rel=0.1)
+    assert rows[-1].epoch == pytest.approx(60 * 8 / 18)
 
 
 def test_a_trained_model_is_loaded_from_its_files(tmp_path: Path) -> None:
     done = train(small(tmp_path), tmp_path / "run")
-    ids = torch.randint(2, done.vocabulary.size, (2, 9))
+    ids = torch.randint(2, done.tokenizer.size, (2, 9))
     for path in (tmp_path / "run", done.checkpoint):
-        model, vocabulary = load_model(path)
-        assert vocabulary == done.vocabulary
+        model, tokenizer = load_model(path)
+        assert tokenizer == done.tokenizer
         assert torch.equal(model(ids), done.model.eval()(ids))
     (tmp_path / "new" / "checkpoints").mkdir(parents=True)
     with pytest.raises(FileError, match="has no checkpoint yet; train it first"):
@@ -201,8 +204,8 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_its_configuration(tmp_path: Path) -> None:
     done = train(small(tmp_path), tmp_path / "run")
-    with pytest.raises(ParameterError, match=re.escape("optimiser: rate=0.5 contradicts 0.01 of the checkpoint")):
-        train(small(tmp_path, "optimiser.rate=0.5"), tmp_path / "run", resume=True)
+    with pytest.raises(ParameterError, match=re.escape("optimizer: lr=0.5 contradicts 0.01 of the checkpoint")):
+        train(small(tmp_path, "optimizer.lr=0.5"), tmp_path / "run", resume=True)
     again = train(small(tmp_path, "run.save_every=9"), tmp_path / "run", resume=True)
     assert same(again, done)
 
@@ -237,14 +240,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     first = train(small(tmp_path, "run.seed=1"), tmp_path / "first")
     second = train(small(tmp_path, "run.seed=2"), tmp_path / "second")
     early = checkpoint.checkpoints(tmp_path / "second" / "checkpoints")[0]
-    before = weights(first.checkpoint), (tmp_path / "first" / "config.json").read_text()
+    before = weights(first.checkpoint), (tmp_path / "first" / "run.toml").read_text()
     words = f"checkpoint={early} is of another run, {tmp_path / 'second'}, than {tmp_path / 'first'}"
     remedy = f"; resume {tmp_path / 'second'}, or begin a new run with its weights: run.start={early}"
     # With the configuration of either: with one they differ in that, with the other in where they are.
     for seed, difference in ((2, ""), (1, ": run.seed is 2 there and 1 here")):
         with pytest.raises(FileError, match=re.escape(words + difference + remedy)):
             train(small(tmp_path, f"run.seed={seed}"), tmp_path / "first", resume=early)
-    after = weights(first.checkpoint), (tmp_path / "first" / "config.json").read_text()
+    after = weights(first.checkpoint), (tmp_path / "first" / "run.toml").read_text()
     assert before[1] == after[1] and all(torch.equal(x, after[0][name]) for name, x in before[0].items())
     # The same checkpoint under another name of its folder is its own.
     (tmp_path / "link").symlink_to(tmp_path / "second")
@@ -285,7 +288,7 @@ def test_a_run_does_not_go_on_with_other_texts(tmp_path: Path) -> None:
     before = text.read_text()
     # The same characters and as many lines: nothing but the texts themselves tells.
     text.write_text("".join(reversed(before.splitlines(keepends=True))))
-    words = f"corpus={config.data.corpus} holds other texts than those that the run of "
+    words = f"data={config.data.sources[0]} holds other texts than those that the run of "
     with pytest.raises(FileError, match=re.escape(words)):
         train(config, tmp_path / "run", resume=True)
     text.write_text(before)
@@ -302,12 +305,73 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match=re.escape("lower optimiser.rate=1e+30")):
-        train(small(tmp_path, "optimiser.rate=1e30", "optimiser.clip=inf"), tmp_path / "run")
+    with pytest.raises(NonFiniteError, match=re.escape("lower optimizer.lr=1e+30")):
+        train(small(tmp_path, "optimizer.lr=1e30", "optimizer.clip=inf"), tmp_path / "run")
 
 
 def test_the_invented_corpus_is_the_default(tmp_path: Path) -> None:
     flags = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=96", "schedule.steps=2"]
-    for task in ("pretrain", "finetune", "mixed"):
+    for task in ("language", "spans", "questions", "spans+questions", "mixture"):
         done = train(read_config(None, [*flags, "run.device=cpu", f"data.task={task}"]), tmp_path / task)
         assert done.step == 2
+
+
+def test_a_finished_run_is_given_more_steps(tmp_path: Path) -> None:
+    first = train(small(tmp_path), tmp_path / "run")
+    before = losses(tmp_path / "run")
+    told: list[str] = []
+    longer = small(tmp_path, "schedule.steps=20")
+    done = train(longer, tmp_path / "run", resume=True, tell=told.append)
+    assert (first.step, done.step, done.interrupted) == (14, 20, False)
+    assert losses(tmp_path / "run")[: len(before)] == before and losses(tmp_path / "run")[-1][0] == 20
+    # The rate had come to its floor, and goes on along the cosine of the longer schedule.
+    lines = {line.step: line.lr for line in read_log(tmp_path / "run" / "log.csv")}
+    whole = train(longer, tmp_path / "whole")
+    expected = {line.step: line.lr for line in read_log(tmp_path / "whole" / "log.csv")}
+    assert lines[14] == pytest.approx(0.001) and all(lines[step] == expected[step] for step in (15, 18, 20))
+    # It is not the run that twenty steps from the start would have been, and says so.
+    assert not same(done, whole)
+    assert (
+        "20 steps instead of 14: from step 14 on" in told[1] and "not the run that 20 steps from the start" in told[1]
+    )
+    assert train(longer, tmp_path / "run", resume=True).step == 20
+
+
+def test_a_run_with_more_steps_that_is_interrupted_ends_in_the_same_bits(tmp_path: Path) -> None:
+    longer = small(tmp_path, "schedule.steps=24", "run.log_every=1")
+    ends = []
+    for name, stop in (("whole", 0), ("half", 19)):
+        train(small(tmp_path, "run.log_every=1"), tmp_path / name)
+        end = train(longer, tmp_path / name, resume=True, progress=interrupting(stop, signal.SIGINT))
+        ends.append(train(longer, tmp_path / name, resume=True) if end.interrupted else end)
+    assert same(*ends) and losses(tmp_path / "whole") == losses(tmp_path / "half")
+
+
+def test_a_run_is_not_made_shorter(tmp_path: Path) -> None:
+    train(small(tmp_path), tmp_path / "run")
+    words = "schedule: steps=10 is fewer steps than the 14 of the checkpoint"
+    with pytest.raises(ParameterError, match=re.escape(words)):
+        train(small(tmp_path, "schedule.steps=10"), tmp_path / "run", resume=True)
+    # In epochs it may be said, too: nine of 18 windows in steps of 8 are 21 steps.
+    epochs = small(tmp_path, "schedule.steps=0", "schedule.epochs=9")
+    assert train(epochs, tmp_path / "run", resume=True).step == 21
+
+
+def test_a_tokenizers_file_travels_with_the_checkpoint(tmp_path: Path) -> None:
+    path = saved(tmp_path, byte_level())
+    done = train(small(tmp_path, f"data.tokenizer={path}"), tmp_path / "run")
+    path.unlink()
+    model, tokenizer = load_model(tmp_path / "run")
+    assert tokenizer == done.tokenizer and tokenizer.decode(tokenizer.encode("Ada, née Łódź")) == "Ada, née Łódź"
+    assert model.config.vocabulary == tokenizer.size  # type: ignore[union-attr]
+    # The run goes on without the file, and what is trained further keeps it.
+    longer = read_config(tmp_path / "run" / "run.toml", ["schedule.steps=16"])
+    assert train(longer, tmp_path / "run", resume=True).step == 16
+    tuned = read_config(None, [f"run.start={done.checkpoint}", "data.task=questions", "schedule.steps=2", *FEW])
+    assert train(tuned, tmp_path / "tuned").tokenizer == tokenizer
+    with pytest.raises(ParameterError, match="data: tokenizer='bytes' contradicts"):
+        read_config(None, [f"run.start={done.checkpoint}", "data.tokenizer=bytes", "schedule.steps=2"])
+    # One that is not what was written is noticed as any other file is.
+    (done.checkpoint / "tokenizer.json").write_text("{}")
+    with pytest.raises(FileError, match=r"is damaged: tokenizer\.json is not what was written"):
+        load_model(done.checkpoint)

@@ -96,10 +96,11 @@ def test_two_processes_have_the_gradients_of_one(together: Path, kind: str) -> N
 def test_the_loss_curve_of_two_processes_is_that_of_one(together: Path, kind: str) -> None:
     alone, both = (read_log(path / "log.csv") for path in (together / "alone", together / kind / "even"))
     assert len(alone) == len(both) == 6
-    for name in ("step", "loss", "rate", "norm"):
-        one, two = (np.array([float(row[name]) for row in rows]) for rows in (alone, both))
+    for name in ("step", "loss", "lr", "norm", "held_out_loss"):
+        one, two = (np.array([getattr(line, name) for line in lines], dtype=float) for lines in (alone, both))
         np.testing.assert_allclose(one, two, atol=1e-5, rtol=0)
-    assert float(both[0]["loss"]) - float(both[-1]["loss"]) > 0.1, "a curve, and no flat line"
+    assert both[0].loss - both[-1].loss > 0.1, "a curve, and no flat line"
+    assert both[-1].held_out_loss is not None and both[0].held_out_loss is None
 
 
 def test_a_process_keeps_its_share_of_weights_and_of_optimiser_state(together: Path) -> None:
@@ -141,10 +142,10 @@ def test_a_signal_to_torchrun_ends_in_a_checkpoint_from_which_the_same_bits_foll
     for number, entries in whole.optimiser["state"].items():
         assert all(torch.equal(x, half.optimiser["state"][number][name]) for name, x in entries.items())
     assert all(torch.equal(x, half.generators[name]) for name, x in whole.generators.items())
-    logs = [
-        [(row["step"], row["loss"]) for row in read_log(together / kind / x / "log.csv")] for x in ("whole", "half")
-    ]
-    assert logs[0] == logs[1] and len(logs[0]) == 6
+    files = (together / kind / name / "log.csv" for name in ("whole", "half"))
+    logs = [[(line.step, line.loss, line.held_out_loss) for line in read_log(file)] for file in files]
+    # Every third step, every fifth, at which a held-out loss is measured, and the last.
+    assert logs[0] == logs[1] and [step for step, *_ in logs[0]] == [3, 5, 6, 9, 10, 12, 15, 16]
 
 
 @each_kind

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from avow.cli.options import AsJson, Device, command, files, option, place, present, split
+from avow.cli.options import AsJson, Device, command, files, option, place, present, report_file, split
+from avow.extras import require
 
 if TYPE_CHECKING:
     from avow.training.run_many import News
@@ -49,10 +50,11 @@ def knowledge(
     from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import Interrupted, side_by_side
 
+    require("safetensors", purpose="to save checkpoints", extra="train")
     where = machine(place(device))
     chosen = arms(corpus, split(attentions), split(positions), seeds, steps, device, flags or [])
-    html, picture, figures = (out / f"knowledge.{kind}" for kind in ("html", "png", "json"))
-    written = files(html, picture, figures)
+    html, picture, figures = report_file(None, out / "knowledge.html"), out / "knowledge.png", out / "knowledge.json"
+    written = files(*([html, picture] if html else []), figures)
     try:
         with _progress() as tell:
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
@@ -65,11 +67,12 @@ def knowledge(
     experiment = Experiment.of(corpus, out, results)
     plain = {"command": command(), "machine": where, **experiment.plain()}
     file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
-    file_io.write(picture, charts.png(accuracy_plot(experiment)))
-    file_io.write(html, knowledge_page(experiment, command(), where))
+    if html:
+        file_io.write(picture, charts.png(accuracy_plot(experiment)))
+        file_io.write(html, knowledge_page(experiment, command(), where))
     faults = [f"{failure.arm.name} did not finish: {failure.why}" for failure in experiment.failures]
     parts = knowledge_table(experiment), "", bold(experiment.headline)
-    present(as_json, plain, *parts, written=written, faults=faults)
+    present(as_json, plain, *parts, written=written, reported=html is not None, faults=faults)
 
 
 @contextmanager

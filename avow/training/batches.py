@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from avow.errors import LostRank, ParameterError
-from avow.nn.config import check_count
-from avow.parameters import declared
-from avow.training.data import PAD
+from avow.parameters import check_count, declared
 from avow.training.examples import Examples, uniform
+from avow.training.tokenizer import PAD
 
 # Widths are rounded up to this: tensor cores are faster, and a compiler meets few shapes.
 MULTIPLE = 8
@@ -38,7 +37,7 @@ WORKERS = 4
 
 
 class Micro(NamedTuple):
-    """What a model reads in one pass, and the characters that follow; 0 is padding, never a target."""
+    """What a model reads in one pass, and the tokens that follow; 0 is padding, never a target."""
 
     ids: Int[Tensor, "b n"]
     targets: Int[Tensor, "b n"]
@@ -117,7 +116,22 @@ class Batches(Dataset[Step], Iterator[Step]):
             Micro(self._cut(inputs, rows, lengths), self._cut(targets, rows, lengths))
             for rows in np.array_split(mine, self.accumulate)
         ]
-        return Step(tuple(micros), int((targets != PAD).sum()), int(lengths.sum()))
+        # A step of documents of one token has nothing to predict: its loss is 0, not 0/0.
+        return Step(tuple(micros), max(1, int((targets != PAD).sum())), int(lengths.sum()))
+
+    def once(self) -> Iterator[Micro]:
+        """This rank's share of every example, once and in order: `size` at a time over all ranks.
+
+        Every rank gets as many, since they compute together: one for which nothing is left gets padding.
+        """
+        for first in range(0, len(self.examples), self.size):
+            indices = np.arange(first, min(first + self.size, len(self.examples)))
+            inputs, targets = self.examples.rows(np.zeros_like(indices), indices)
+            lengths = (inputs != PAD).sum(1)
+            mine = np.arange(len(indices))[self.rank :: self.world]
+            if not len(mine):
+                inputs, targets, mine = np.full_like(inputs[:1], PAD), np.full_like(targets[:1], PAD), np.array([0])
+            yield Micro(self._cut(inputs, mine, lengths), self._cut(targets, mine, lengths))
 
     def _cut(self, numbers: Int[np.ndarray, "size n"], rows: Int[np.ndarray, "b"], lengths: np.ndarray) -> Tensor:
         longest = int(lengths[rows].max())

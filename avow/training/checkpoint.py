@@ -1,12 +1,13 @@
 """All that a run needs to continue, in a folder that is either complete or not there; and the rules of continuing.
 
-A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
-the rest and the digest of every file, its own among them. It is written under another name, flushed to the disk, and
-renamed: a crash at any moment leaves the one before, and one that is there is never written over. Nothing in it is
-pickled, so nothing in it can run. Processes that hold a model in shards write shards (`avow.training.sharding`), and
-everything here reads them as if they were whole.
+A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, the file of its tokenizer
+if it has one, and `state.json` with the rest and the digest of every file, its own among them. It is written under
+another name, flushed to the disk, and renamed: a crash at any moment leaves the one before, and one that is there is
+never written over. Nothing in it is pickled, so nothing in it can run. Processes that hold a model in shards write
+shards (`avow.training.sharding`), and everything here reads them as if they were whole.
 
-A run continues only as the run that wrote the checkpoint: of the same folder, configuration and texts.
+A run continues only as the run that wrote the checkpoint: of the same folder, configuration and texts. It may be given
+more steps.
 """
 
 from __future__ import annotations
@@ -15,35 +16,42 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from avow import file_io
 from avow.errors import FileError, ParameterError
+from avow.extras import require
 from avow.nn import ModelConfig, build
 from avow.parameters import declared
-from avow.training.data import Corpus, Vocabulary
+from avow.training.data import Corpus
+from avow.training.tokenizer import FileTokenizer, Tokenizer, tokenizer_from
 
 if TYPE_CHECKING:
     from avow.training.config import TrainConfig
     from avow.training.distributed import Ranks
 
-FORMAT = "avow checkpoint 3"
+FORMAT = "avow checkpoint 4"
 SHARES = f"{FORMAT} in shares"
 TENSORS = ("weights", "optimiser", "generators")
+TOKENIZER = "tokenizer.json"
 # What may change when a run is resumed: where and how often, never what is learnt.
-FREE = ("device", "compile", "parallel", "sequence", "timeout", "graphs", "save_every", "log_every")
+FREE = ("device", "compile", "parallel", "sequence", "timeout", "graphs", "save_every", "log_every", "evaluate_every")
+# How long a run is may grow when it is resumed.
+LENGTHS = (("schedule", "steps"), ("schedule", "epochs"))
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two steps; `facts` is what the trainer wants to remember besides, as JSON."""
+    """A run between two steps; `facts` is what the trainer wants to remember besides, as JSON.
+
+    `tokenizer_file` is the content of the tokenizer's own file, if it has one.
+    """
 
     step: int
     weights: Mapping[str, Tensor]
@@ -51,6 +59,7 @@ class Snapshot:
     schedule: Mapping[str, Any]
     generators: Mapping[str, Tensor]
     facts: Mapping[str, Any]
+    tokenizer_file: str | None = None
 
 
 def save(snapshot: Snapshot, folder: Path, here: Ranks, sharded: bool = False) -> Path:
@@ -76,6 +85,11 @@ def save(snapshot: Snapshot, folder: Path, here: Ranks, sharded: bool = False) -
         return _write(tensors, temporary) if here.rank == 0 else {}
 
     def finish() -> None:
+        digests = {name: digest for digests in written for name, digest in digests.items()}
+        if snapshot.tokenizer_file is not None:
+            content = snapshot.tokenizer_file.encode()
+            file_io.put(temporary / TOKENIZER, content)
+            digests[TOKENIZER] = hashlib.sha256(content).hexdigest()
         state = {
             "format": SHARES if sharded else FORMAT,
             "step": snapshot.step,
@@ -83,7 +97,7 @@ def save(snapshot: Snapshot, folder: Path, here: Ranks, sharded: bool = False) -
             "optimiser": {"param_groups": snapshot.optimiser["param_groups"], "plain": {}},
             "schedule": snapshot.schedule,
             "facts": snapshot.facts,
-            "digests": {name: digest for digests in written for name, digest in digests.items()},
+            "digests": digests,
         }
         file_io.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
         file_io.settle(temporary, final)
@@ -118,10 +132,13 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Mapping[str, Tensor]]:
 
 def _write(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> dict[str, str]:
     """Write a file for each kind of tensors; the digest of each."""
+    require("safetensors", purpose="to save checkpoints", extra="train")
+    from safetensors.torch import save as serialized
+
     digests = {}
     for kind, some in tensors.items():
         # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
-        content = safetensors.torch.save({name: x.detach().cpu().clone().contiguous() for name, x in some.items()})
+        content = serialized({name: x.detach().cpu().clone().contiguous() for name, x in some.items()})
         digests[f"{kind}.safetensors"] = hashlib.sha256(content).hexdigest()
         file_io.put(folder / f"{kind}.safetensors", content)
     return digests
@@ -218,8 +235,9 @@ def _checked_state(path: Path) -> dict[str, Any] | str:
     if path.name.startswith("step-") and path.name != _name(state["step"]):
         return f"holds step {state['step']} under another's name"
     # Every file beside shards would be read with them.
-    present = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()
-    for name in [f"{x}.safetensors" for x in TENSORS] if state["format"] == FORMAT else sorted(present):
+    present = {file.name for file in path.glob("*.safetensors")} if state["format"] == SHARES else set()
+    present |= {f"{x}.safetensors" for x in TENSORS} if state["format"] == FORMAT else set()
+    for name in sorted(present | state["digests"].keys()):
         with contextlib.suppress(OSError):
             if hashlib.sha256((path / name).read_bytes()).hexdigest() == state["digests"].get(name):
                 continue
@@ -241,13 +259,30 @@ def restore_generators(states: Mapping[str, Tensor]) -> None:
 
 
 @declared()
-def load_model(path: str | Path) -> tuple[nn.Module, Vocabulary]:
-    """The model in evaluation mode, and its vocabulary: of a checkpoint, or of the last one of a run's folder."""
+def load_model(path: str | Path) -> tuple[nn.Module, Tokenizer]:
+    """The model in evaluation mode, and its tokenizer: of a checkpoint, or of the last one of a run's folder.
+
+    Args:
+        path: a checkpoint, or the folder of a run.
+
+    Returns:
+        The model and its tokenizer.
+
+    Raises:
+        FileError: the file is missing, damaged, or not a checkpoint.
+    """
     path = last_of(path)
     snapshot = load(path)
     model = build(ModelConfig.of(snapshot.facts["config"]["model"]))
     restore_weights(model, snapshot, path)
-    return model.eval(), Vocabulary(snapshot.facts["characters"])
+    return model.eval(), load_tokenizer(path, snapshot.facts)
+
+
+def load_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a checkpoint that was checked, of which these are the facts."""
+    plain = facts["tokenizer"]
+    content = (path / TOKENIZER).read_text(encoding="utf-8") if plain["kind"] == FileTokenizer.kind else None
+    return tokenizer_from(plain, content)
 
 
 def last_of(path: str | Path) -> Path:
@@ -276,7 +311,7 @@ def resume_point(
         raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
     path = resume if isinstance(resume, Path) else paths[-1] if paths else None
     state = {} if path is None else described(path)
-    check_same(here, corpus.digest, config.data.corpus, state.get("step", -1), folder)
+    check_same(here, corpus.digest, config.data.sources, state.get("step", -1), folder)
     if path is None:
         return None, state
     check_same_run(config, state["facts"], corpus, path, folder)
@@ -296,13 +331,13 @@ def resume_point(
     return path, state
 
 
-def check_same(here: Ranks, digest: str, corpus: str, step: int, folder: Path) -> None:
+def check_same(here: Ranks, digest: str, sources: Sequence[str], step: int, folder: Path) -> None:
     """Raise in all processes if they would read different texts or continue from different steps; -1: the beginning."""
     (first_digest, first_step), *others = here.gathered((digest, step))
     for rank, (other_digest, other_step) in enumerate(others, 1):
         if other_digest != first_digest:
             rule = f"holds other texts for rank {rank} than for rank 0"
-            raise FileError("corpus", corpus, rule, "give all processes the same texts")
+            raise FileError("data", ", ".join(sources), rule, "give all processes the same texts")
         if other_step != first_step:
             theirs, first = (f"step {n}" if n >= 0 else "none" for n in (other_step, first_step))
             rule = f"holds {theirs} for rank {rank}, and {first} for rank 0"
@@ -319,19 +354,28 @@ def check_same_run(config: TrainConfig, facts: Mapping[str, Any], corpus: Corpus
         remedy = f"resume {path.parent.parent}, or begin a new run with its weights: run.start={path}"
         raise FileError("checkpoint", path, rule, remedy)
     for section, name, before, value in changes:
-        rule = f"contradicts {before!r} of the checkpoint {path}"
-        raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")
+        # Whether it is longer now is known when the data is counted: see `check_longer`.
+        if (section, name) not in LENGTHS:
+            rule = f"contradicts {before!r} of the checkpoint {path}"
+            raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")
     if facts["data"] != corpus.digest:
         rule = f"holds other texts than those that the run of {path} reads"
         remedy = f"put those back, or begin a new run with its weights: run.start={path}"
-        raise FileError("corpus", config.data.corpus, rule, remedy)
+        raise FileError("data", ", ".join(config.data.sources), rule, remedy)
+
+
+def check_longer(steps: int, before: int, path: Path) -> None:
+    """Raise if a run that has `before` steps by its checkpoint is given fewer."""
+    if steps < before:
+        rule = f"is fewer steps than the {before:,} of the checkpoint {path}"
+        raise ParameterError("schedule: steps", steps, rule, f"resume with {before:,} steps or more")
 
 
 def differences(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any, Any]]:
     """Where a configuration would learn something else: section, field, the value before and the value now."""
     return [
         (section, name, trained.get(section, {}).get(name), value)
-        for section, fields in json.loads(config.to_json()).items()
+        for section, fields in config.plain().items()
         for name, value in fields.items()
         if trained.get(section, {}).get(name) != value and not (section == "run" and name in FREE)
     ]

@@ -1,9 +1,9 @@
-"""Everything that decides a run, typed, checked, and saved beside its results.
+"""Everything that decides a run, typed, checked, and saved beside its results as `run.toml`.
 
 A file (TOML or JSON) has one table per section; flags, `section.name=value`, override the file:
 
 [data]
-corpus = "people/"
+sources = ["texts/*.txt"]
 [schedule]
 epochs = 20
 """
@@ -20,15 +20,25 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from avow import file_io
-from avow.errors import FileError, ParameterError
+from avow.errors import FileError, ParameterError, value_text
 from avow.nn import ModelConfig
 from avow.parameters import Rule, anything, at_least, between, check_parameters, declared, one_of, param, parameters_of
 from avow.training import checkpoint
-from avow.training.data import corpus_of, vocabulary_of
-from avow.training.examples import Recipe, Spans, fraction
+from avow.training.data import tokenizer_of
+from avow.training.examples import HELD_OUT_STEPS, TASK_NAMES, Recipe, Spans, fraction
+from avow.training.field_names import meant
+from avow.training.sources import read_data
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 positive = between(0, math.inf)
+
+
+def _are_names(value: Any) -> bool:
+    """Whether there is a text, and each can be written down: names of files may be bytes that are not UTF-8."""
+    return bool(value) and all(isinstance(one, str) and one == one.encode(errors="ignore").decode() for one in value)
+
+
+names = Rule("must be one text or more, in UTF-8", _are_names)
 # Two ways to say how long a run is.
 LENGTHS = ("steps", "epochs")
 
@@ -37,16 +47,22 @@ LENGTHS = ("steps", "epochs")
 class DataConfig:
     """What is read, and in which portions."""
 
-    corpus: str = param("invented", anything(), "a folder with wiki.txt and train.tsv, or invented: made-up people")
-    task: str = param(
-        "pretrain", one_of("pretrain", "finetune", "mixed", "cloze"), "documents, questions, both, or mixture"
+    sources: tuple[str, ...] = param(
+        ("invented",),
+        names,
+        "text files, tokens.npy, x.parquet:column, x.jsonl:field, folders; or invented: made-up people",
+    )
+    tokenizer: str = param("characters", anything(), "characters, bytes, a tokenizer.json, or ids: those of tokens.npy")
+    task: str = param("language", one_of(*TASK_NAMES), "what is learnt: the next token, masked spans, answers, or both")
+    held_out: float = param(
+        0.05, share, f"share of the examples kept for the held-out loss, {HELD_OUT_STEPS} batches at most; 0 for none"
     )
     loss: str = param("answer", one_of("answer", "all"), "what counts in a question: its answer, or everything")
     batch: int = param(128, at_least(1), "examples in a step, over all ranks")
     accumulate: int = param(4, at_least(1), "micro-batches of similar length that a rank cuts its share into")
-    shortest: int = param(4, at_least(4), "characters a cut document keeps at least")
-    longest: float = param(7 / 8, between(0, 1), "share of the block a cut document fills at most")
-    masked: float = param(0.25, between(0, 0.5), "share of a cut document that is masked, on average")
+    shortest: int = param(4, at_least(4), "tokens that a cut piece keeps at least; for spans")
+    longest: float = param(7 / 8, between(0, 1), "share of the block that a piece fills at most; for spans")
+    masked: float = param(0.25, between(0, 0.5), "share of a cut piece that is masked, on average; for spans")
 
     @property
     def spans(self) -> Spans:
@@ -54,24 +70,24 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class OptimiserConfig:
-    """AdamW, with decay on matrices alone."""
+class OptimizerConfig:
+    """AdamW, with weight decay on matrices alone."""
 
-    rate: float = param(1e-3, positive, "the highest learning rate")
+    lr: float = param(1e-3, positive, "the highest learning rate")
     beta1: float = param(0.9, share, "decay of the mean gradient")
     beta2: float = param(0.95, share, "decay of the mean square")
-    decay: float = param(0.1, at_least(0), "weight decay")
+    weight_decay: float = param(0.1, at_least(0), "weight decay, of matrices alone")
     clip: float = param(1.0, positive, "the longest gradient; inf never clips")
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How long, and how the rate rises and falls: linearly up, then along a cosine."""
+    """How long, and how the learning rate rises and falls: linearly up, then along a cosine."""
 
     steps: int = param(0, at_least(0), "steps of the run; or set epochs")
     epochs: int = param(0, at_least(0), "times that every example is read; or set steps")
-    warmup: int = param(0, at_least(0), "steps in which the rate rises")
-    floor: float = param(0.1, fraction, "the last rate, as a share of the highest")
+    warmup: int = param(0, at_least(0), "steps in which the learning rate rises")
+    floor: float = param(0.1, fraction, "the last learning rate, as a share of the highest")
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ class RunConfig:
     """Where and how it is computed."""
 
     seed: int = param(0, at_least(0), "decides weights, data and dropout")
-    device: str = param("auto", one_of("auto", "cpu", "cuda"), "auto: a GPU where there is one")
+    device: str = param("auto", one_of("auto", "cpu", "cuda"), "auto: a GPU if there is one")
     precision: str = param("float32", one_of("float32", "bfloat16"), "arithmetic of the passes; weights stay float32")
     compile: bool = param(False, anything(), "compile the model first")
     parallel: str = param(
@@ -91,16 +107,26 @@ class RunConfig:
     start: str = param("", anything(), "a checkpoint whose weights and vocabulary to begin with")
     save_every: int = param(1000, at_least(1), "steps between checkpoints")
     log_every: int = param(10, at_least(1), "steps between lines of the log")
+    evaluate_every: int = param(100, at_least(1), "steps between held-out losses; the last step has one too")
 
 
 @declared()
 @dataclass(frozen=True)
 class TrainConfig:
-    """One run, completely."""
+    """One run, completely.
+
+    Attributes:
+        model: sizes, attention and positions.
+        data: what is read, and in which portions.
+        optimizer: learning rate and decay.
+        schedule: how long the run is.
+        run: seed, device, precision, checkpoints.
+        mixture: how often each task is learnt, if there are several.
+    """
 
     model: ModelConfig
     data: DataConfig
-    optimiser: OptimiserConfig
+    optimizer: OptimizerConfig
     schedule: ScheduleConfig
     run: RunConfig
     mixture: Recipe
@@ -133,49 +159,90 @@ class TrainConfig:
             rule = "waits for other processes within a pass, which run.compile=true cannot"
             yield "run: sequence", sequence, rule, "use run.sequence=1 or run.compile=false"
         if not any(self.mixture.weights.values()):
-            rule = "leaves nothing to read, as lm, span and cloze do"
+            rule = "leaves nothing to read, as language, spans and cloze do"
             yield "mixture: questions", 0, rule, "give one of them a weight of 1 or more"
         # Settings of a kind of example that is not read would have no effect, silently.
-        needs = {"after_name": "span", "window": "cloze", "bare": "cloze"}
+        needs = {"after_name": "spans", "window": "cloze", "bare": "cloze"}
         for parameter in parameters_of(Recipe):
             name, value, kind = parameter.name, getattr(self.mixture, parameter.name), needs.get(parameter.name)
             if value == parameter.default:
                 continue
-            if self.data.task != "cloze":
+            if self.data.task != "mixture":
                 rule = f"has no effect with data.task={self.data.task}"
-                yield f"mixture: {name}", value, rule, "use data.task=cloze or leave it out"
+                yield f"mixture: {name}", value, rule, "use data.task=mixture or leave it out"
             if kind is not None and not self.mixture.weights[kind]:
                 yield f"mixture: {name}", value, f"contradicts mixture.{kind}=0", f"leave it out or use {kind}>=1"
 
     @staticmethod
     @declared()
     def of(values: Mapping[str, Any]) -> TrainConfig:
-        """A configuration from nested values; the vocabulary comes from the corpus or from `run.start`."""
+        """A configuration from nested values; the vocabulary comes from the data or from `run.start`."""
         for name, section in values.items():
-            if name != "model" and name not in SECTIONS:
-                rule, known = "is not a section of a configuration", ", ".join(["model", *SECTIONS])
-                raise ParameterError(name or "''", repr(section), rule, f"known: {known}")
+            if name not in FIELDS:
+                field = next(iter(section), "") if isinstance(section, Mapping) else ""
+                near = meant(name, field, FIELDS)
+                known = f"sections: {', '.join(FIELDS)}"
+                remedy = f"did you mean {near}? {known}" if near else known
+                rule = "is not a section of a configuration"
+                raise ParameterError(name or "''", value_text(section), rule, remedy)
             if not isinstance(section, Mapping):
-                raise ParameterError(name, repr(section), "must be a section", f"write [{name}] and its fields below")
+                remedy = f"write [{name}] and its fields below"
+                raise ParameterError(name, value_text(section), "must be a section", remedy)
+            for field, value in section.items():
+                if field not in FIELDS[name]:
+                    near, known = meant(name, str(field), FIELDS), f"fields of {name}: {', '.join(FIELDS[name])}"
+                    remedy = f"did you mean {near}? {known}" if near else known
+                    raise ParameterError(f"{name}: {field}", value_text(value), "is not a field", remedy)
         sections = {}
         for name, kind in SECTIONS.items():
-            check_parameters(name, kind, given := dict(values.get(name, {})))
+            # JSON and TOML have lists alone, and a frozen record holds none.
+            given = {key: tuple(x) if isinstance(x, list) else x for key, x in values.get(name, {}).items()}
+            check_parameters(name, kind, given)
             # A whole number in a file may stand for a float; the saved configuration then says float.
             sections[name] = kind(**{p.name: p.type(given.get(p.name, p.default)) for p in parameters_of(kind)})
-        return TrainConfig(_model(dict(values.get("model", {})), sections["data"], sections["run"]), **sections)
+        model, run = dict(values.get("model", {})), sections["run"]
+        complete = {field.name for field in dataclasses.fields(ModelConfig)} - {"key_heads"} <= model.keys()
+        if run.start and not complete:  # A saved configuration is complete, and what it began with may be gone.
+            model, sections["data"] = _continued(model, sections["data"], values.get("data", {}), run.start)
+        elif "vocabulary" not in model:
+            data = sections["data"]
+            model = {"vocabulary": tokenizer_of(data.tokenizer, read_data(data.sources)).size} | model
+        return TrainConfig(ModelConfig.of(model), **sections)
 
-    @staticmethod
-    @declared()
-    def from_json(text: str) -> TrainConfig:
-        """The configuration that `to_json` wrote."""
-        return TrainConfig.of(_parsed(text, "configuration", json.loads))
-
-    def to_json(self) -> str:
+    def plain(self) -> dict[str, Any]:
+        """The configuration as JSON has it; `of` takes it back."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        return json.dumps({"model": json.loads(self.model.to_json()), **sections}, indent=1)
+        return json.loads(json.dumps({"model": dataclasses.asdict(self.model), **sections}))
+
+    def to_toml(self) -> str:
+        """The configuration as a file that `read_config` takes back; a field that is None is left out."""
+        parts = []
+        for section, fields in self.plain().items():
+            lines = [f"{name} = {_toml(value)}" for name, value in fields.items() if value is not None]
+            parts.append("\n".join([f"[{section}]", *lines]))
+        return "\n\n".join(parts) + "\n"
 
 
 SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(TrainConfig).items() if name != "model"}
+FIELDS: dict[str, tuple[str, ...]] = {
+    name: tuple(field.name for field in dataclasses.fields(kind)) for name, kind in get_type_hints(TrainConfig).items()
+}
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it.
+
+    >>> _toml({"a": [1, 2.0, True, float("inf"), "x\\n"]})
+    '{"a" = [1, 2.0, true, inf, "x\\\\n"]}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for the one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value).lower() if isinstance(value, bool) else repr(value)
 
 
 @declared()
@@ -183,31 +250,59 @@ def read_config(path: str | Path | None = None, flags: Iterable[str] = (), defau
     """The configuration of a TOML or JSON file, with flags such as `schedule.epochs=20` on top.
 
     `defaults` are flags for fields that neither file nor flags set; a length in epochs is a length in steps too.
+
+    Args:
+        path: a TOML or JSON file with a table for each section; None for none.
+        flags: fields as `section.name=value`, which override the file.
+        defaults: flags for fields that neither file nor flags set; a length in epochs is a length in steps too.
+
+    Returns:
+        The configuration, complete and checked.
+
+    Raises:
+        FileError: the file is missing or cannot be read.
+        ParameterError: a name is not a field, or a value does not fit.
+
+    >>> from avow.training import read_config
+    >>> read_config(flags=["schedule.steps=10", "model.width=64"]).model.width
+    64
     """
     file = {} if path is None else _read_file(Path(path))
     values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in file.items()}
+    from_file = {name: set(section) for name, section in values.items() if isinstance(section, dict)}
     for overrides, given in ((True, flags), (False, defaults)):
         for flag in given:
             name, equals, text = flag.partition("=")
             section, dot, field = name.partition(".")
             if not (equals and dot and field):
-                raise ParameterError("flag", repr(flag), "must be section.name=value", "try schedule.epochs=20")
+                near = meant("", name, FIELDS) or "schedule.epochs"
+                remedy = (
+                    f"try {near}={text or '20'}" if equals or not Path(flag).exists() else f"use data.sources={flag}"
+                )
+                if name == "optimizer":
+                    remedy = f"it is AdamW; set optimizer.{', optimizer.'.join(FIELDS['optimizer'])}"
+                raise ParameterError("flag", repr(flag), "must be section.name=value", remedy)
             fields = values.setdefault(section, {})
-            same = LENGTHS if field in LENGTHS else (field,)
+            same = LENGTHS if section == "schedule" and field in LENGTHS else (field,)
             if isinstance(fields, dict) and (overrides or not any(other in fields for other in same)):
+                # A length of a file gives way to one on the command line, whichever of the two it is.
+                for other in from_file.get(section, set()).intersection(same if overrides else ()):
+                    from_file[section].remove(other)
+                    del fields[other]
                 fields[field] = _read_flag(section, field, text)
     return TrainConfig.of(values)
 
 
 def _read_flag(section: str, field: str, text: str) -> Any:
     for parameter in parameters_of(SECTIONS[section]) if section in SECTIONS else ():
-        if parameter.name == field:
+        if parameter.name == field and parameter.type is not tuple:
             return parameter.read(section, text)
-    # The model knows its own fields, and refuses others.
+    # The model knows its own fields, and refuses others; several sources are a list.
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
-        return text
+        value = text
+    return [text] if (section, field) == ("data", "sources") and not isinstance(value, list) else value
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -233,17 +328,15 @@ def _parsed(text: str, source: str, parse: Callable[[str], Any]) -> dict[str, An
     return values
 
 
-def _model(given: dict[str, Any], data: DataConfig, run: RunConfig) -> ModelConfig:
-    """The model's part; of a model that is trained further, only dropout may change."""
-    complete = {field.name for field in dataclasses.fields(ModelConfig)} <= given.keys()
-    if run.start and not complete:  # A saved configuration is complete, and what it began with may be gone.
-        trained = checkpoint.described(Path(run.start))["facts"]["config"]["model"]
-        for name, value in given.items():
-            if name != "dropout" and value != trained.get(name, value):
-                rule = f"contradicts {trained[name]!r} in run.start={run.start}"
-                remedy = "leave it out: the checkpoint knows its model"
-                raise ParameterError(f"model: {name}", repr(value), rule, remedy)
-        given = trained | given
-    elif "vocabulary" not in given:
-        given = {"vocabulary": vocabulary_of(corpus_of(data.corpus)).size} | given
-    return ModelConfig.of(given)
+def _continued(
+    model: dict[str, Any], data: DataConfig, given: Mapping[str, Any], start: str
+) -> tuple[dict[str, Any], DataConfig]:
+    """The model and the data of a run that begins with a checkpoint: of its model, only dropout may change."""
+    trained = checkpoint.described(Path(start))["facts"]["config"]
+    said = {("model", name): value for name, value in model.items() if name != "dropout"}
+    said |= {("data", "tokenizer"): given["tokenizer"]} if "tokenizer" in given else {}
+    for (section, name), value in said.items():
+        if value != trained[section].get(name, value):
+            rule = f"contradicts {trained[section][name]!r} in run.start={start}"
+            raise ParameterError(f"{section}: {name}", repr(value), rule, "leave it out: the checkpoint knows it")
+    return trained["model"] | model, dataclasses.replace(data, tokenizer=trained["data"]["tokenizer"])

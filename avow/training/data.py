@@ -1,17 +1,14 @@
-"""What is read: documents and questions from files or invented, and the characters of a model.
+"""What is learnt from: documents and questions, of a corpus folder or invented.
 
 A corpus folder holds `wiki.txt`, one document per line; `train.tsv`, questions and answers separated by a tab; and, for
-evaluation alone, `dev.tsv`.
+evaluation alone, `dev.tsv`. Other sources are read by `avow.training.sources`.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import random
-from collections import Counter
-from collections.abc import Iterable, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +19,22 @@ from jaxtyping import Int
 from avow import file_io
 from avow.errors import FileError, InputError, ParameterError
 from avow.parameters import declared
-
-PAD, MASK = 0, 1
-# What a mask looks like in decoded text; padding is not shown.
-MASK_SIGN = "⁇"
+from avow.training.tokenizer import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer, Tokenizer
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a corpus, and where it stands."""
+class Document:
+    """A text to learn from, and where it stands."""
 
     text: str
+    where: str
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDocument:
+    """Token ids to learn from, and where they stand."""
+
+    ids: Int[np.ndarray, "n"]
     where: str
 
 
@@ -47,29 +49,49 @@ class Question:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to learn from, questions to train on, and questions to evaluate with."""
+    """Documents to learn from, questions to train on, and questions to evaluate with.
 
-    documents: tuple[Line, ...]
+    `empty` counts documents that held nothing and were left out.
+    """
+
+    documents: tuple[Document | TokenDocument, ...]
     train: tuple[Question, ...]
     dev: tuple[Question, ...]
+    empty: int = 0
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """Everything written that may be trained on: documents and training questions, not dev questions."""
+        yield from (document.text for document in self.documents if isinstance(document, Document))
+        for question in self.train:
+            yield from (question.question, question.answer)
 
     @property
     def digest(self) -> str:
         """Of everything that may be trained on: equal for the same texts in the same order."""
-        return _digest([line.text for line in self.documents], _pairs(self.train))
+        return _digest(*(d.text if isinstance(d, Document) else d.ids for d in self.documents), *_pairs(self.train))
 
     @property
     def dev_digest(self) -> str:
         """Of the questions to evaluate with."""
-        return _digest(_pairs(self.dev))
+        return _digest(*_pairs(self.dev))
 
 
-def _pairs(questions: tuple[Question, ...]) -> list[list[str]]:
-    return [[question.question, question.answer] for question in questions]
+def _pairs(questions: tuple[Question, ...]) -> list[tuple[str, str]]:
+    return [(question.question, question.answer) for question in questions]
 
 
-def _digest(*texts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+def _digest(*parts: str | np.ndarray | tuple[str, str]) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            content = part.astype("<i8").tobytes()
+        else:
+            content = ("\t".join(part) if isinstance(part, tuple) else part).encode(errors="surrogatepass")
+        # What kind of part it is and its length, so that no other parts have the same bytes.
+        whole.update(f"{type(part).__name__} {len(content)} ".encode())
+        whole.update(content)
+    return whole.hexdigest()
 
 
 def check_not_empty(name: str, items: Sized) -> None:
@@ -79,13 +101,33 @@ def check_not_empty(name: str, items: Sized) -> None:
 
 @declared()
 def corpus_of(name: str) -> Corpus:
-    """The embedded corpus of invented people, or that of a folder."""
+    """The embedded corpus of invented people, or that of a folder.
+
+    Args:
+        name: "invented", or a folder that `read_corpus` reads.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        FileError: there is no such folder, or a file in it cannot be read.
+    """
     return invent() if name == "invented" else read_corpus(name)
 
 
 @declared()
 def read_corpus(folder: str | Path) -> Corpus:
-    """The corpus of a folder with wiki.txt, train.tsv and dev.tsv; one of the first two must be there."""
+    """The corpus of a folder with wiki.txt, train.tsv and dev.tsv; one of the first two must be there.
+
+    Args:
+        folder: where the files are.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        FileError: a file is missing or cannot be read.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileError("corpus", folder, "is not a folder", "give a folder with wiki.txt, train.tsv and dev.tsv")
@@ -100,8 +142,18 @@ def read_corpus(folder: str | Path) -> Corpus:
 
 
 @declared()
-def read_documents(path: str | Path) -> tuple[Line, ...]:
-    """The documents of a text file, one per line."""
+def read_documents(path: str | Path) -> tuple[Document, ...]:
+    """The documents of a text file, one per line.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The documents.
+
+    Raises:
+        FileError: the file is missing or cannot be read.
+    """
     lines = _lines(Path(path))
     for line in lines:
         if not line.text.strip():
@@ -111,7 +163,17 @@ def read_documents(path: str | Path) -> tuple[Line, ...]:
 
 @declared()
 def read_questions(path: str | Path) -> tuple[Question, ...]:
-    """The questions and answers of a two-column TSV without a header."""
+    """The questions and answers of a two-column TSV without a header.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The questions.
+
+    Raises:
+        FileError: the file is missing, or a line is not two columns.
+    """
     questions = []
     for line in _lines(Path(path)):
         question, *answers = (column.strip() for column in line.text.split("\t"))
@@ -123,95 +185,71 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
     return tuple(questions)
 
 
-def _lines(path: Path) -> tuple[Line, ...]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError("file", path, f"cannot be read ({error.strerror})", "check the path") from error
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        name = f"{path.name} line {line}"
-        raise FileError(name, f"byte {error.start}", "is not UTF-8", "convert the file") from error
+def _lines(path: Path) -> tuple[Document, ...]:
+    text = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
     # Other separators that `splitlines` knows, such as U+2028, may stand inside a document.
     texts = text.removesuffix("\n").split("\n")
     if texts == [""]:
         raise FileError("file", path, "is empty", "give at least one line")
-    return tuple(Line(text, f"{path.name} line {number}") for number, text in enumerate(texts, 1))
+    return tuple(Document(text, f"{path.name} line {number}") for number, text in enumerate(texts, 1))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8, its ends of lines as they are."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError("file", path, f"cannot be read ({error.strerror})", "check the path") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        name = f"{path.name} line {line}"
+        raise FileError(name, f"byte {error.start}", "is not UTF-8", "convert the file") from error
 
 
 @declared()
-@dataclass(frozen=True)
-class Vocabulary:
-    """The characters that a model reads and writes; the first has number 2: 0 is padding, 1 the mask."""
+def tokenizer_of(name: str, corpus: Corpus) -> Tokenizer:
+    """The tokenizer of that name for a corpus: characters, bytes, ids, or the path of a `tokenizers` JSON.
 
-    characters: str
+    Args:
+        name: "characters", "bytes", "ids", or a path.
+        corpus: what it must be able to encode.
 
-    def __post_init__(self) -> None:
-        for character, count in Counter(self.characters).items():
-            if count > 1:
-                raise InputError("characters", repr(character), "occurs twice", "list every character once")
+    Returns:
+        The tokenizer.
 
-    @staticmethod
-    @declared()
-    def of(texts: Iterable[str]) -> Vocabulary:
-        """The characters of some texts, in the order of their code points."""
-        return Vocabulary("".join(sorted(set().union(*texts))))
+    Raises:
+        FileError: the file is missing or is not a tokenizer.
+        ParameterError: the corpus does not fit.
 
-    @property
-    def size(self) -> int:
-        """The number of tokens, padding and mask included."""
-        return len(self.characters) + 2
-
-    @functools.cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {character: number for number, character in enumerate(self.characters, 2)}
-
-    @declared()
-    def encode(self, text: str, where: str = "text") -> Int[np.ndarray, "n"]:
-        """The numbers of a text; `where` is its name in an error."""
-        try:
-            return np.array([self._numbers[character] for character in text], dtype=np.int64)
-        except KeyError as error:
-            (unknown,) = error.args
-            rule = f"holds {unknown!r} (U+{ord(unknown):04X}), a character outside the vocabulary of {self.size - 2}"
-            remedy = "remove it, or train on a text that holds it"
-            raise InputError(where, repr(text), rule, remedy) from error
-
-    @declared()
-    def decode(self, numbers: Iterable[int]) -> str:
-        """The text of some numbers; a mask reads as ⁇, padding as nothing."""
-        signs = dict(enumerate(("", MASK_SIGN, *self.characters)))
-        try:
-            return "".join(signs[int(number)] for number in numbers)
-        except KeyError as error:
-            rule, remedy = (
-                f"is not a number of this vocabulary, from 0 to {self.size - 1}",
-                "decode with the model's own",
-            )
-            raise InputError("numbers", error.args[0], rule, remedy) from error
-
-    def to_json(self) -> str:
-        return json.dumps({"characters": self.characters}, ensure_ascii=False)
-
-    @staticmethod
-    @declared()
-    def from_json(text: str) -> Vocabulary:
-        """The vocabulary that `to_json` wrote."""
-        try:
-            ((name, characters),) = json.loads(text).items()
-        except (ValueError, AttributeError):
-            name, characters = "", None
-        if name != "characters" or not isinstance(characters, str):
-            rule = "must be a JSON object with `characters` alone, a string"
-            raise FileError("vocabulary", repr(text[:40]), rule, "write it with to_json")
-        return Vocabulary(characters)
+    >>> from avow.training import invent, tokenizer_of
+    >>> tokenizer = tokenizer_of("characters", invent(people=10))
+    >>> tokenizer.decode(tokenizer.encode("born", "here"))
+    'born'
+    """
+    ids = [document for document in corpus.documents if isinstance(document, TokenDocument)]
+    if name == "characters":
+        if ids:
+            rule = f"is not the tokenizer of {ids[0].where}, which holds token ids"
+            remedy = "name the tokenizer that made them: a tokenizer.json, bytes, or ids if it is not available"
+            raise InputError("tokenizer", name, rule, remedy)
+        return CharacterTokenizer.of(corpus.texts)
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "ids":
+        if not ids:
+            rule = "is for token ids, and the data holds none"
+            raise InputError("tokenizer", name, rule, "use characters, bytes, or a tokenizer.json")
+        return IdTokenizer(1 + max(int(document.ids.max()) for document in ids))
+    return FileTokenizer.read(Path(name))
 
 
-@declared()
-def vocabulary_of(corpus: Corpus) -> Vocabulary:
-    """The characters of everything that may be trained on: documents and training questions, not dev questions."""
-    texts = [line.text for line in corpus.documents]
-    return Vocabulary.of(texts + [text for pair in _pairs(corpus.train) for text in pair])
+def encoded(document: Document | TokenDocument, tokenizer: Tokenizer) -> Int[np.ndarray, "n"]:
+    """A document in the numbers of a model."""
+    if isinstance(document, Document):
+        return tokenizer.encode(document.text, document.where)
+    return tokenizer.numbers_of(document.ids, document.where)
 
 
 FIRST = (
@@ -241,6 +279,21 @@ def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) ->
 
     A birthplace is drawn for every person independently, so only reading tells it. Three fifths of the questions are
     for training, the rest for evaluation.
+
+    Args:
+        people: how many.
+        seed: decides what is drawn.
+        documents: texts about each person.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        ParameterError: a number is out of range.
+
+    >>> from avow.training import invent
+    >>> len(invent(people=10, documents=2).documents)
+    20
     """
     limits = {"people": (people, 4, len(FIRST) * len(LAST), 160), "documents": (documents, 1, len(SENTENCES), 4)}
     for name, (value, low, high, default) in limits.items():
@@ -265,13 +318,24 @@ def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) ->
         tuple(Question(*pair, f"invented {kind} {number}") for number, pair in enumerate(part, 1))
         for kind, part in (("train", questions[:cut]), ("dev", questions[cut:]))
     )
-    return Corpus(tuple(Line(text, f"invented document {n}") for n, text in enumerate(lines, 1)), train, dev)
+    return Corpus(tuple(Document(text, f"invented document {n}") for n, text in enumerate(lines, 1)), train, dev)
 
 
 @declared()
 def write_corpus(corpus: Corpus, folder: str | Path) -> None:
-    """Write wiki.txt, train.tsv and dev.tsv, as `read_corpus` reads them."""
-    texts = {"wiki.txt": [[line.text] for line in corpus.documents]}
+    """Write wiki.txt, train.tsv and dev.tsv, as `read_corpus` reads them.
+
+    Args:
+        corpus: what is written.
+        folder: where; it is made if it is missing.
+
+    Raises:
+        FileError: a file cannot be written.
+    """
+    if any(isinstance(document, TokenDocument) for document in corpus.documents):
+        raise InputError("corpus", "token ids", "cannot be written as text", "give documents that hold text")
+    documents = [(document.text,) for document in corpus.documents if isinstance(document, Document)]
+    texts: dict[str, list[Any]] = {"wiki.txt": documents}
     texts |= {"train.tsv": _pairs(corpus.train), "dev.tsv": _pairs(corpus.dev)}
     for name, lines in texts.items():
         file_io.write(Path(folder) / name, "".join("\t".join(line) + "\n" for line in lines))

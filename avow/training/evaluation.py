@@ -1,4 +1,4 @@
-"""What a model writes and answers, how much it knows, and whether its confidence says which answers are made up.
+"""What a model writes and answers, how well it predicts a text, how much it knows, and whether its confidence says so.
 
 A model is one of `avow.nn`, or a module with `config.block` and the same methods `start` and `step`.
 """
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from avow.core.chart import Chart
 from avow.core.requirement import check_generator
-from avow.errors import InputError, NonFiniteError, ParameterError
-from avow.nn.config import check_count
-from avow.parameters import declared
-from avow.training.data import MASK, MASK_SIGN, PAD, Question, Vocabulary
-from avow.training.examples import check_room, prompt
+from avow.errors import InputError, NonFiniteError, ParameterError, value_text
+from avow.parameters import check_count, declared
+from avow.training.batches import Batches
+from avow.training.data import Question
+from avow.training.examples import Examples, LanguageExamples, check_room, prompt
+from avow.training.tokenizer import MASK, MASK_SIGN, PAD, Tokenizer
 
 # Questions decoded together: enough to fill a device, few enough that their caches fit a small one.
 _TOGETHER = 256
@@ -40,7 +41,7 @@ _BINS = 10
 class Answer:
     """What a model says, the probability it gives to just that, and whether it came to an end by itself.
 
-    The confidence is the product of the probabilities of the answer's characters and of the end after them.
+    The confidence is the product of the probabilities of the answer's tokens and of the end after them.
     """
 
     text: str
@@ -55,33 +56,56 @@ class Answer:
 @declared()
 def sample(
     model: nn.Module,
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     text: str,
     length: int,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
+    masks: bool = True,
 ) -> str:
-    """What the model writes after a text: `length` characters, fewer if its block ends; greedy at temperature 0.
+    """What the model writes after a text: `length` tokens; greedy at temperature 0.
 
-    ⁇ stands for the mask, in `text` and in the result.
+    With `masks`, ⁇ stands for the mask, in `text` and in the result, and the result ends where the block does. Without,
+    for a language model, the mask is never written; when the block is full, the model goes on from its last half.
+
+    Args:
+        model: a model in evaluation mode.
+        tokenizer: that of the model.
+        text: how it begins.
+        length: tokens to write.
+        temperature: how freely it draws: 0 is the likeliest token, 1 as the model says.
+        generator: what tokens are drawn from; None is torch's own generator.
+        masks: whether the model was trained with masks.
+
+    Returns:
+        The text and what was written after it.
+
+    Raises:
+        InputError: the text is empty, too long, or has unknown characters.
+        ParameterError: a number is out of range.
     """
     check_count("length", length)
     if not (math.isfinite(temperature) and temperature >= 0):
-        remedy = "use 0 for the likeliest character, 1 for the model's own"
+        remedy = "use 0 for the likeliest token, 1 for the model's own"
         raise ParameterError("temperature", temperature, "must be a finite number of at least 0", remedy)
     check_generator(generator)
-    first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
+    first, *others = (tokenizer.encode(part) for part in (text.split(MASK_SIGN) if masks else [text]))
     start = np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
     block = _block(model)
-    if not 0 < len(start) < block:
-        rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
-        raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
+    if not len(start) or (masks and len(start) >= block):
+        room = f" and leave room in the block of {block}" if masks else ""
+        rule = f"has {len(start)} tokens, and must have at least 1{room}"
+        raise InputError("text", repr(text), rule, f"give 1 to {block - 1} tokens" if masks else "give how it begins")
     written: list[int] = []
     with _evaluating(model) as (reader, device):
-        ids, cache = torch.from_numpy(start)[None].to(device), reader.start(1)  # (1, n)
-        for _ in range(min(length, block - len(start))):
-            logits, cache = reader.step(ids, cache)
-            scores = _log_probabilities(logits[:, -1])[0]
+        seen, held, cache = start.tolist(), block, None
+        for _ in range(min(length, block - len(start)) if masks else length):
+            fresh = seen[-1:]
+            if held >= block:  # at first, and whenever the cache is full
+                fresh, held, cache = seen[-block if cache is None else -max(1, block // 2) :], 0, reader.start(1)
+            logits, cache = reader.step(torch.tensor([fresh], device=device), cache)
+            held += len(fresh)
+            scores = _log_probabilities(logits[:, -1], masks)[0]
             if temperature == 0:
                 written.append(int(scores.argmax()))
             else:
@@ -89,20 +113,109 @@ def sample(
                 chances = ((scores - scores.max()) / float(temperature)).softmax(-1)
                 chances = chances if generator is None else chances.to(generator.device)
                 written.append(int(torch.multinomial(chances, 1, generator=generator)))
-            ids = torch.tensor([[written[-1]]], device=device)
-    return vocabulary.decode(written)
+            seen.append(written[-1])
+    # Decoded with what comes before: a token may be a part of a character, or stand for a space only between others.
+    return tokenizer.decode([*start, *written])[len(tokenizer.decode(start)) :]
 
 
 @declared()
-def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question], longest: int = 32) -> list[Answer]:
-    """The model's likeliest characters after each `question M`, up to its closing M or `longest` of them.
+@dataclass(frozen=True)
+class TextLoss:
+    """How well a model predicts some text: nats, summed over so many tokens, which stand for so many characters.
+
+    `characters` is None if they stand for no text, or for more than text.
+    """
+
+    nats: float
+    tokens: int
+    characters: int | None
+
+    @property
+    def loss(self) -> float:
+        """The mean, in nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """As many equally likely tokens would be as hard to predict."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_character(self) -> float | None:
+        return self.nats / math.log(2) / self.characters if self.characters else None
+
+    def __str__(self) -> str:
+        words = f"{self.loss:.3f} nats per token, perplexity {self.perplexity:.2f}"
+        bits = self.bits_per_character
+        return words if bits is None else f"{words}, {bits:.3f} bits per character"
+
+    def plain(self) -> dict[str, Any]:
+        """The loss as JSON has it."""
+        figures = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_character": self.bits_per_character}
+        return {**figures, "tokens": self.tokens, "characters": self.characters}
+
+
+@declared()
+def text_loss(model: nn.Module, tokenizer: Tokenizer, examples: Examples, size: int = 64) -> TextLoss:
+    """The loss of a model over some examples, `size` of them at a time; none of them is trained on.
+
+    Args:
+        model: a model in evaluation mode.
+        tokenizer: that of the model.
+        examples: what is predicted.
+        size: how many examples are read at a time.
+
+    Returns:
+        The loss, with how many tokens and characters it is of.
+    """
+    nats, tokens = 0.0, 0
+    batches = Batches(examples, size, 0, block=_block(model))
+    with _evaluating(model) as (reader, device):
+        for ids, targets in batches.once():
+            nats += float(summed_loss(reader(ids.to(device)), targets.to(device)))
+            tokens += int((targets != PAD).sum())
+    if not math.isfinite(nats):
+        remedy = "load an earlier checkpoint or train at a lower learning rate"
+        raise NonFiniteError("loss", nats, "is not finite", remedy)
+    return TextLoss(nats, tokens, target_characters(batches, tokenizer))
+
+
+def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
+    """Cross-entropy in nats, summed over the targets that are not padding."""
+    scores = logits.flatten(0, 1).float()
+    return nn.functional.cross_entropy(scores, targets.flatten(), ignore_index=PAD, reduction="sum")
+
+
+def target_characters(batches: Batches, tokenizer: Tokenizer) -> int | None:
+    """How many characters the targets of language examples stand for; None for other tasks, which predict masks too."""
+    if not isinstance(batches.examples, LanguageExamples):
+        return None
+    counts = [tokenizer.characters(targets[targets != PAD].numpy()) for _, targets in batches.once()]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+@declared()
+def answers(model: nn.Module, tokenizer: Tokenizer, questions: Sequence[Question], longest: int = 32) -> list[Answer]:
+    """The model's likeliest tokens after each `question M`, up to its closing M or `longest` of them.
 
     Questions of one length are decoded together, so that no row is padded: each answer is the one that its question
     gets alone.
+
+    Args:
+        model: a model in evaluation mode.
+        tokenizer: that of the model.
+        questions: what is asked.
+        longest: tokens of an answer at most.
+
+    Returns:
+        An answer for each question, with the model's confidence.
+
+    Raises:
+        InputError: a question does not fit into the model's block, or has unknown characters.
     """
     check_count("longest", longest)
     block = _block(model)
-    prompts = [prompt(question.question, vocabulary, question.where) for question in questions]
+    prompts = [prompt(question.question, tokenizer, question.where) for question in questions]
     of_length: dict[int, list[int]] = {}
     for place, (question, row) in enumerate(zip(questions, prompts, strict=True)):
         if len(row) >= block:
@@ -116,13 +229,13 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
             for first in range(0, len(places), _TOGETHER):
                 some = places[first : first + _TOGETHER]
                 ids = torch.from_numpy(np.stack([prompts[place] for place in some])).to(device)  # (b, n)
-                texts = _decode(reader, vocabulary, ids, min(longest, block - length))
+                texts = _decode(reader, tokenizer, ids, min(longest, block - length))
                 by_place.update(zip(some, texts, strict=True))
     return [by_place[place] for place in range(len(prompts))]
 
 
-def _decode(reader: Any, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
-    """Greedy answers to prompts of one length, of at most `room` characters."""
+def _decode(reader: Any, tokenizer: Tokenizer, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
+    """Greedy answers to prompts of one length, of at most `room` tokens."""
     cache, written = reader.start(len(ids)), []
     total = torch.zeros(len(ids), dtype=torch.float64)
     ended = torch.zeros(len(ids), dtype=torch.bool)
@@ -141,16 +254,16 @@ def _decode(reader: Any, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: 
         ids = torch.where(ended, MASK, chosen)[:, None].to(ids.device)  # (b, 1)
     rows = torch.stack(written, 1).tolist() if written else [[]] * len(total)
     columns = zip(rows, total.exp().tolist(), ended.tolist(), strict=True)
-    return [Answer(vocabulary.decode(row), confidence, end) for row, confidence, end in columns]
+    return [Answer(tokenizer.decode(row), confidence, end) for row, confidence, end in columns]
 
 
-def _log_probabilities(logits: Float[Tensor, "b vocabulary"]) -> Float[Tensor, "b vocabulary"]:
-    """Of every character and the mask, on the CPU in float64; padding is never written."""
+def _log_probabilities(logits: Float[Tensor, "b vocabulary"], masks: bool = True) -> Float[Tensor, "b vocabulary"]:
+    """Of every token and perhaps the mask, on the CPU in float64; padding is never written."""
     scores = logits.detach().to("cpu", torch.float64, copy=True)
     if not bool(torch.isfinite(scores).all()):
-        remedy = "load an earlier checkpoint or train at a lower rate"
+        remedy = "load an earlier checkpoint or train at a lower learning rate"
         raise NonFiniteError("logits", "nan or inf", "is not a score", remedy)
-    scores[:, PAD] = -math.inf
+    scores[:, [PAD] if masks else [PAD, MASK]] = -math.inf
     return scores.log_softmax(-1)
 
 
@@ -293,7 +406,7 @@ class Evaluation:
             evaluation = Evaluation(tuple(outcomes))
         except (KeyError, TypeError) as error:
             rule = "is not what plain() wrote"
-            raise InputError("evaluation", repr(given)[:60], rule, "write it with plain()") from error
+            raise InputError("evaluation", value_text(given)[:60], rule, "write it with plain()") from error
         figures = evaluation.plain()
         for name in ("asked", "right", "accuracy", "interval"):
             if given.get(name) != figures[name]:
@@ -311,12 +424,24 @@ class Evaluation:
 
 
 @declared()
-def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
-    """The model asked every question; its answers have room for the longest one expected."""
+def evaluate(model: nn.Module, tokenizer: Tokenizer, questions: Sequence[Question]) -> Evaluation:
+    """The model asked every question; its answers have room for the longest one expected.
+
+    Args:
+        model: a model in evaluation mode.
+        tokenizer: that of the model.
+        questions: what is asked.
+
+    Returns:
+        Every answer beside the one expected, and the figures that follow.
+
+    Raises:
+        InputError: a question does not fit into the model's block, or has unknown characters.
+    """
     for question in questions:
-        check_room(question, _block(model))
-    longest = max([32, *(len(question.answer) for question in questions)])
-    return _evaluation(questions, answers(model, vocabulary, questions, longest))
+        check_room(question, tokenizer, _block(model))
+    longest = max([32, *(tokenizer.length(question.answer) for question in questions)])
+    return _evaluation(questions, answers(model, tokenizer, questions, longest))
 
 
 def _evaluation(questions: Sequence[Question], given: Sequence[Answer]) -> Evaluation:
@@ -326,7 +451,19 @@ def _evaluation(questions: Sequence[Question], given: Sequence[Answer]) -> Evalu
 
 @declared()
 def always(answer: str, questions: Sequence[Question], confidence: float = 1.0) -> Evaluation:
-    """The baseline that gives one answer whatever is asked."""
+    """The baseline that gives one answer whatever is asked.
+
+    Args:
+        answer: the answer.
+        questions: what is asked.
+        confidence: what the baseline says of itself.
+
+    Returns:
+        How often it was right.
+
+    Raises:
+        ParameterError: the confidence is out of range.
+    """
     return _evaluation(questions, [Answer(answer, confidence)] * len(questions))
 
 
@@ -335,6 +472,16 @@ def majority(train_questions: Sequence[Question], dev_questions: Sequence[Questi
     """The baseline that always gives the most frequent answer of the training questions, the first of equals.
 
     Its confidence is how frequent that answer is among them.
+
+    Args:
+        train_questions: where the answer is taken from.
+        dev_questions: what is asked.
+
+    Returns:
+        How often it was right.
+
+    Raises:
+        InputError: there are no questions.
     """
     if not train_questions:
         raise InputError("train_questions", 0, "must be at least 1", "the majority is that of the training answers")

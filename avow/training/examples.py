@@ -1,31 +1,46 @@
-r"""From a corpus to the examples of a task: spans or facts to write back, plain text, questions; or a mixture of them.
+r"""From a corpus to the examples of a task.
+
+| task | an example |
+|---|---|
+| language | a window of a document: every token predicts the next one |
+| spans | a piece of a document that lost a span, which is to be written back |
+| questions | a question, and its answer to be written |
+| spans+questions | both of these, each once an epoch |
+| mixture | windows from the start of documents, spans, clozes and questions, in the shares of a `Recipe` |
 
 Every kind gives inputs and targets as rows of numbers, padded to the longest of them; padding is 0 and is never a
 target. An example depends on (seed, epoch, index) alone: a run resumes at any step without a stored generator, and
 every rank of a data-parallel run knows what the others read.
+
+Some examples may be held out: they are never trained on, and their loss is measured instead.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from avow.errors import InputError, ParameterError
-from avow.nn.config import check_count
-from avow.parameters import at_least, between, check_parameters, declared, from_to, param
-from avow.training.data import MASK, PAD, Corpus, Line, Question, Vocabulary, check_not_empty
+from avow.parameters import at_least, between, check_count, check_parameters, declared, from_to, param
+from avow.training.data import Corpus, Document, Question, TokenDocument, check_not_empty, encoded
+from avow.training.tokenizer import MASK, PAD, CharacterTokenizer, Tokenizer
 
 Loss = Literal["answer", "all"]
 Numbers: TypeAlias = Int[np.ndarray, "b"]
 Rows: TypeAlias = Int[np.ndarray, "b n"]
 STEP = 0x9E3779B97F4A7C15
 fraction = from_to(0, 1)
+# A held-out loss is measured over so many steps' worth of examples at most, so that it costs little of a run.
+HELD_OUT_STEPS = 8
+# The draw that decides which examples are held out; examples make their own draws from 1 to 9.
+_HELD_OUT_DRAW = 10
 
 
 def uniform(
@@ -60,13 +75,58 @@ class Examples(Protocol):
         """Inputs and targets, padded to the longest of them."""
 
 
+class Part(Examples, Protocol):
+    """Examples of one kind, some of which may be held out."""
+
+    def take(self, indices: Numbers) -> Self:
+        """These of them alone, in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Passages:
+    """Stretches of token sequences: stretch i is `tokens[starts[i] : starts[i] + sizes[i]]`."""
+
+    tokens: Int[np.ndarray, "n"]
+    starts: Numbers
+    sizes: Numbers
+
+    @staticmethod
+    def of(documents: Sequence[Document | TokenDocument], tokenizer: Tokenizer) -> Passages:
+        """A stretch for each document."""
+        check_not_empty("documents", documents)
+        tokens = [encoded(document, tokenizer) for document in documents]
+        for document, numbers in zip(documents, tokens, strict=True):
+            if not len(numbers):
+                raise InputError(document.where, "(empty)", "holds no token", "leave the document out")
+        sizes = np.array([len(numbers) for numbers in tokens], dtype=np.int64)
+        # Half the memory, for all vocabularies that a model can have.
+        kind = np.int32 if tokenizer.size <= 2**31 else np.int64
+        return Passages(np.concatenate(tokens, dtype=kind, casting="same_kind"), np.cumsum(sizes) - sizes, sizes)
+
+    def cut(self, size: int, overlap: int = 0) -> Passages:
+        """Stretches of at most `size` tokens that cover each of these; one begins `overlap` before the last one ends.
+
+        A stretch of no more than `overlap` tokens stays as it is.
+        """
+        stride = size - overlap
+        counts = np.maximum(1, -(-(self.sizes - overlap) // stride))
+        which = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = self.starts[which] + number * stride
+        return Passages(self.tokens, starts, np.minimum(size, (self.starts + self.sizes)[which] - starts))
+
+    def take(self, indices: Numbers) -> Passages:
+        """These stretches alone."""
+        return Passages(self.tokens, self.starts[indices], self.sizes[indices])
+
+
 @dataclass(frozen=True)
 class Spans:
-    """How documents are cut and masked."""
+    """How pieces of documents are cut and masked."""
 
-    shortest: int = param(4, at_least(4), "characters a cut document keeps at least")
-    longest: float = param(7 / 8, between(0, 1), "share of the block a cut document fills at most")
-    masked: float = param(0.25, between(0, 0.5), "share of a cut document that is masked, on average")
+    shortest: int = param(4, at_least(4), "tokens that a cut piece keeps at least")
+    longest: float = param(7 / 8, between(0, 1), "share of the block that a piece fills at most")
+    masked: float = param(0.25, between(0, 0.5), "share of a cut piece that is masked, on average")
 
     def __post_init__(self) -> None:
         check_parameters("spans", Spans, vars(self))
@@ -78,10 +138,10 @@ class Spans:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How many parts of each kind the task `cloze` reads, and how it cuts them."""
+    """How many parts of each kind the task `mixture` reads, and how it cuts them."""
 
-    lm: int = param(1, at_least(0), "parts of documents from their start")
-    span: int = param(1, at_least(0), "parts of documents with a span to restore")
+    language: int = param(1, at_least(0), "parts of documents from their start")
+    spans: int = param(1, at_least(0), "parts of documents from their start with a span to restore")
     cloze: int = param(2, at_least(0), "parts of names with a capitalised span to remember")
     questions: int = param(1, at_least(0), "parts of training questions")
     after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
@@ -90,7 +150,7 @@ class Recipe:
 
     @property
     def weights(self) -> dict[str, int]:
-        return {"lm": self.lm, "span": self.span, "cloze": self.cloze, "questions": self.questions}
+        return {name: getattr(self, name) for name in ("language", "spans", "cloze", "questions")}
 
 
 class Pieces(NamedTuple):
@@ -106,15 +166,16 @@ class Pieces(NamedTuple):
 
 
 class SpanExamples:
-    r"""Span corruption: a document loses one span, and the model writes it back.
+    r"""Span corruption: a piece of a document loses one span, and the model writes it back.
 
-    A document of D characters is cut to a random length L, one contiguous span of m characters is taken out, and the
-    example reads `prefix M suffix M masked`. The law, exactly:
+    Documents are cut into pieces of at most ⌊7/8·block⌋ tokens, so that all of their text is read; with `from_start`
+    each document is one piece, of which no more than that is ever read. A piece of D tokens is cut to a random length
+    L, one contiguous span of m tokens is taken out, and the example reads `prefix M suffix M masked`. The law, exactly:
 
     .. math:: L \sim \mathcal{U}\{4, …, \min(D, \lfloor 7/8 · block \rfloor)\}, \quad E[m \mid L] = \max(1, L/4), \quad
               start \sim \mathcal{U}\{0, …, L − m\}
 
-    Targets are the next characters, all of them. A share of the spans, `after_name`, falls after the document's name
+    Targets are the next tokens, all of them. A share of the spans, `after_name`, falls after the document's name
     if the cut leaves room: a span on the name asks for what nothing tells, one after it for what is known of the named.
     A span longer than what is left after the name is shortened to that.
     """
@@ -122,35 +183,52 @@ class SpanExamples:
     @declared()
     def __init__(
         self,
-        documents: Sequence[Line],
-        vocabulary: Vocabulary,
+        documents: Sequence[Document | TokenDocument],
+        tokenizer: Tokenizer,
         block: int,
         seed: int,
         spans: Spans | None = None,
         after_name: float = 0.0,
+        from_start: bool = False,
     ) -> None:
         if not 0 <= after_name <= 1:
             raise ParameterError("after_name", after_name, "must be from 0 to 1", "0, the default, ignores names")
         self.spans, self.after_name = spans or Spans(), after_name
-        if self.spans.limit(block) < 4:
-            rule = f"leaves {self.spans.limit(block)} characters of a document, fewer than 4"
+        limit = self.spans.limit(block)
+        if limit < 4:
+            rule = f"leaves {limit} tokens of a document, fewer than 4"
             raise ParameterError("block", block, rule, "use a larger block or a larger spans.longest")
-        check_not_empty("documents", documents)
         self.seed, self.block = seed, block
-        numbers = [vocabulary.encode(document.text, document.where) for document in documents]
-        self._sizes = np.array([len(x) for x in numbers], dtype=np.int64)
-        self._starts = np.cumsum(self._sizes) - self._sizes
-        self._text = np.concatenate(numbers)
-        self._names = np.array([name_end(document.text) for document in documents], dtype=np.int64)
+        whole = Passages.of(documents, tokenizer)
+        pieces = self._passages = whole if from_start else whole.cut(limit)
+        # Names are counted in characters, and belong to the first piece of a document.
+        names = [
+            name_end(document.text) if after_name and isinstance(document, Document) else 0 for document in documents
+        ]
+        if after_name and not isinstance(tokenizer, CharacterTokenizer):
+            raise ParameterError("after_name", after_name, "needs a tokenizer of characters", "use after_name=0")
+        self._names = np.zeros(len(pieces.starts), dtype=np.int64)
+        self._names[np.searchsorted(pieces.starts, whole.starts)] = names
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._passages.starts)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the documents have."""
+        return len(self._passages.tokens)
+
+    def take(self, indices: Numbers) -> Self:
+        """These of them alone, in this order."""
+        taken = copy.copy(self)
+        taken._passages, taken._names = self._passages.take(indices), self._names[indices]
+        return taken
 
     def choose(self, epochs: Numbers, indices: Numbers) -> Pieces:
         """What is kept and what is to be written: everything before the span is left, everything after it right."""
         where, how_long, round_up, how_many, which = uniform(self.seed, epochs, indices, 4, 1, 2, 3, 5)
-        # A document shorter than the shortest cut is kept whole.
-        most = np.minimum(self._sizes[indices], self.spans.limit(self.block))
+        # A piece shorter than the shortest cut is kept whole.
+        most = np.minimum(self._passages.sizes[indices], self.spans.limit(self.block))
         least = np.minimum(self.spans.shortest, most)
         length = least + (how_long * (most - least + 1)).astype(np.int64)
         # The width is uniform on [1, 2·share·L − 1], of mean share·L, and rounded to a neighbour at random, which
@@ -174,10 +252,10 @@ class SpanExamples:
         # All examples one after the other, without padding: where each piece begins there, and in the text.
         flat = sizes.ravel()
         firsts = np.cumsum(flat) - flat
-        shift = (begins + self._starts[indices][:, None]).ravel() - firsts
+        shift = (begins + self._passages.starts[indices][:, None]).ravel() - firsts
         read = np.arange(int(flat.sum())) + np.repeat(shift, flat)
         # The place of a mask reads whatever stands there, perhaps past the end, and is overwritten.
-        letters = self._text[np.minimum(read, len(self._text) - 1)]
+        letters = self._passages.tokens[np.minimum(read, len(self._passages.tokens) - 1)]
         masks = firsts.reshape(sizes.shape)[:, 2::2]  # (b, 3)
         letters[masks[sizes[:, 2::2] > 0]] = MASK
         size = sizes.sum(1, keepdims=True)
@@ -263,8 +341,8 @@ class ClozeExamples(SpanExamples):
     @declared()
     def __init__(
         self,
-        documents: Sequence[Line],
-        vocabulary: Vocabulary,
+        documents: Sequence[Document],
+        tokenizer: CharacterTokenizer,
         block: int,
         seed: int,
         window: int = 24,
@@ -272,8 +350,9 @@ class ClozeExamples(SpanExamples):
         spans: Spans | None = None,
     ) -> None:
         check_parameters("", Recipe, {"window": window, "bare": bare})
-        super().__init__(documents, vocabulary, block, seed, spans)
+        super().__init__(documents, tokenizer, block, seed, spans, from_start=True)
         self.window, self.bare = window, bare
+        self._names = np.array([name_end(document.text) for document in documents], dtype=np.int64)
         # The name, two masks and the span must fit; the last mask is a target, never an input.
         fitting = [
             [(begin, end) for begin, end in candidates(document.text) if name and name + 2 + end - begin <= block]
@@ -284,6 +363,12 @@ class ClozeExamples(SpanExamples):
         # A last row that no cloze uses, so that documents without candidates have something to point at.
         self._candidates = np.array([*itertools.chain(*fitting), (0, 1)], dtype=np.int64)
 
+    def take(self, indices: Numbers) -> Self:
+        """These of them alone, in this order."""
+        taken = super().take(indices)
+        taken._counts, taken._firsts = self._counts[indices], self._firsts[indices]
+        return taken
+
     def choose(self, epochs: Numbers, indices: Numbers) -> Pieces:
         """What is kept and what is asked for in some examples."""
         which, bare, before, after = uniform(self.seed, epochs, indices, 6, 7, 8, 9)
@@ -292,16 +377,100 @@ class ClozeExamples(SpanExamples):
         beside = np.where(bare < self.bare, 0, self.window + 1)
         room = self.block - 2 - name - (stop - start)
         left = np.minimum((before * beside).astype(np.int64), np.minimum(start - name, room))
-        right = np.minimum((after * beside).astype(np.int64), np.minimum(self._sizes[indices] - stop, room - left))
+        right = np.minimum(
+            (after * beside).astype(np.int64), np.minimum(self._passages.sizes[indices] - stop, room - left)
+        )
         closed, span = (count > 0).astype(np.int64), super().choose(epochs, indices)
         cloze = Pieces(name, left, start, stop, right, closed)
         return Pieces(*(np.where(closed, *both) for both in zip(cloze, span, strict=True)))
 
 
-class _FixedExamples:
-    """Rows that are the same in every epoch; of each, the targets begin at a place of its own."""
+class LanguageExamples:
+    """Windows of documents, `block` tokens to read and after each of them the next one to predict.
 
-    def __init__(self, rows: Sequence[Int[np.ndarray, "n"]], firsts: Sequence[int]) -> None:
+    A window goes on where the last one of its document stopped: every token but a document's first is a target in
+    exactly one window, and so once an epoch.
+    """
+
+    @declared()
+    def __init__(self, documents: Sequence[Document | TokenDocument], tokenizer: Tokenizer, block: int) -> None:
+        check_count("block", block)
+        # The last token of a window is a target and not an input, and the first input of the next window.
+        self._windows = Passages.of(documents, tokenizer).cut(block + 1, overlap=1)
+        if int(self._windows.sizes.max()) < 2:
+            rule = "hold one token each, and nothing follows it"
+            raise InputError("documents", len(documents), rule, "give documents of at least two tokens")
+
+    def __len__(self) -> int:
+        return len(self._windows.starts)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the documents have."""
+        return len(self._windows.tokens)
+
+    def take(self, indices: Numbers) -> Self:
+        """These of them alone, in this order."""
+        taken = copy.copy(self)
+        taken._windows = self._windows.take(indices)
+        return taken
+
+    def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
+        """Inputs and targets, padded to the longest of them; the same in every epoch."""
+        tokens, starts = self._windows.tokens, self._windows.starts[indices, None]  # (b, 1)
+        targets = self._windows.sizes[indices, None] - 1  # (b, 1)
+        # A document of one token is read, and has no target.
+        inputs = np.maximum(targets, 1)
+        place = np.arange(int(inputs.max()))[None, :]  # (1, n)
+        read = np.minimum(starts + place, len(tokens) - 1)
+        following = np.minimum(read + 1, len(tokens) - 1)
+        return np.where(place < inputs, tokens[read], PAD), np.where(place < targets, tokens[following], PAD)
+
+
+@declared()
+def prompt(question: str, tokenizer: Tokenizer, where: str = "question") -> Int[np.ndarray, "n"]:
+    """What a model reads before it answers: `question M`.
+
+    Args:
+        question: the question.
+        tokenizer: that of the model.
+        where: what an error calls it.
+
+    Returns:
+        Token ids, (n,).
+
+    Raises:
+        InputError: the question has unknown characters.
+    """
+    return np.append(tokenizer.encode(question, where), MASK)
+
+
+def check_room(question: Question, tokenizer: Tokenizer, block: int) -> None:
+    """Raise if a question, its mask and its answer do not fit the block; the end is only written, never read."""
+    positions = tokenizer.length(question.question) + 1 + tokenizer.length(question.answer)
+    if positions > block:
+        rule = f"needs {positions} positions with its question, and the block has {block}"
+        remedy = "use a larger block or drop the line"
+        raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
+
+
+class QuestionExamples:
+    """Fine-tuning examples, `question M answer M`: by the second mask a model says that its answer ends.
+
+    The loss counts the answer and its end alone, or everything.
+    """
+
+    @declared()
+    def __init__(self, questions: Sequence[Question], tokenizer: Tokenizer, block: int, loss: Loss = "answer") -> None:
+        check_not_empty("questions", questions)
+        rows, firsts = [], []
+        for question in questions:
+            answer = tokenizer.encode(question.answer, question.where)
+            asked = prompt(question.question, tokenizer, question.where)
+            rows.append(np.concatenate([asked, answer, [MASK]]))
+            # What the first mask predicts is the answer's first token.
+            firsts.append(len(asked) - 1 if loss == "answer" else 0)
+            check_room(question, tokenizer, block)
         self._sizes, self._firsts = np.array([len(row) for row in rows]), np.array(firsts)
         self._rows = np.full((len(rows), int(self._sizes.max())), PAD, dtype=np.int64)
         for place, row in zip(self._rows, rows, strict=True):
@@ -310,62 +479,19 @@ class _FixedExamples:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def take(self, indices: Numbers) -> Self:
+        """These of them alone, in this order."""
+        taken = copy.copy(self)
+        taken._rows, taken._sizes, taken._firsts = self._rows[indices], self._sizes[indices], self._firsts[indices]
+        return taken
+
     def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
         """Inputs and targets, padded to the longest of them; the same in every epoch."""
         read, first = self._sizes[indices, None] - 1, self._firsts[indices, None]  # (b, 1)
         place = np.arange(int(read.max()))[None, :]  # (1, n)
         rows = self._rows[indices, : place.size + 1]
-        # The last character is a target, never an input.
+        # The last token is a target, never an input.
         return np.where(place < read, rows[:, :-1], PAD), np.where(place >= first, rows[:, 1:], PAD)
-
-
-class LanguageExamples(_FixedExamples):
-    """Documents from their start, as far as the block reaches; every character but the first is a target."""
-
-    @declared()
-    def __init__(self, documents: Sequence[Line], vocabulary: Vocabulary, block: int) -> None:
-        check_not_empty("documents", documents)
-        check_count("block", block)
-        # The last character is a target and not an input, so one more than the block is used.
-        rows = [vocabulary.encode(document.text, document.where)[: block + 1] for document in documents]
-        # A document of one character is read, and has no target.
-        rows = [np.pad(row, (0, max(0, 2 - len(row))), constant_values=PAD) for row in rows]
-        super().__init__(rows, [0] * len(rows))
-
-
-@declared()
-def prompt(question: str, vocabulary: Vocabulary, where: str = "question") -> Int[np.ndarray, "n"]:
-    """What a model reads before it answers: `question M`."""
-    return np.append(vocabulary.encode(question, where), MASK)
-
-
-def check_room(question: Question, block: int) -> None:
-    """Raise if a question, its mask and its answer do not fit the block; the end is only written, never read."""
-    positions = len(question.question) + 1 + len(question.answer)
-    if positions > block:
-        rule = f"needs {positions} positions with its question, and the block has {block}"
-        remedy = "use a larger block or drop the line"
-        raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
-
-
-class QuestionExamples(_FixedExamples):
-    """Fine-tuning examples, `question M answer M`: by the second mask a model says that its answer ends.
-
-    The loss counts the answer and its end alone, or everything.
-    """
-
-    @declared()
-    def __init__(
-        self, questions: Sequence[Question], vocabulary: Vocabulary, block: int, loss: Loss = "answer"
-    ) -> None:
-        check_not_empty("questions", questions)
-        rows = []
-        for question in questions:
-            answer = vocabulary.encode(question.answer, question.where)
-            rows.append(np.concatenate([prompt(question.question, vocabulary, question.where), answer, [MASK]]))
-            check_room(question, block)
-        # What the first mask predicts is the answer's first character.
-        super().__init__(rows, [len(question.question) if loss == "answer" else 0 for question in questions])
 
 
 class Mixture:
@@ -405,26 +531,98 @@ class Mixture:
         return whole[0], whole[1]
 
 
+# The kinds of examples of each task, and what to call them; those of a mixture are in its recipe.
+TASKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "language": (("language",), "windows of {0:,} tokens"),
+    "spans": (("spans",), "pieces of at most {1:,} tokens"),
+    "questions": (("questions",), "questions"),
+    "spans+questions": (("spans", "questions"), "pieces and questions"),
+}
+TASK_NAMES = (*TASKS, "mixture")
+
+
+@dataclass(frozen=True)
+class TaskExamples:
+    """The examples of a task: those to train on, and those held out, if any.
+
+    `unit` is what one of them is, in the plural. The documents have so many `tokens`, and of these no example reads
+    `unread` as text: the task `mixture` reads documents from their start, and no further than a block.
+    """
+
+    training: Examples
+    held_out: Examples | None
+    unit: str
+    tokens: int
+    unread: int
+
+
 def examples_of(
-    task: str, corpus: Corpus, vocabulary: Vocabulary, block: int, seed: int, spans: Spans, loss: Loss, recipe: Recipe
-) -> Examples:
-    """Documents with a span to restore (pretrain), questions to answer (finetune), both (mixed), a recipe (cloze)."""
-    simple = {"pretrain": ("span",), "finetune": ("questions",), "mixed": ("span", "questions")}
+    task: str,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    block: int,
+    seed: int,
+    spans: Spans,
+    loss: Loss,
+    recipe: Recipe,
+    held_out: float = 0.0,
+    most: int = 2**62,
+) -> TaskExamples:
+    """The examples of a task; a share of each kind of them, `most` at most, is held out."""
     weights = {kind: weight for kind, weight in recipe.weights.items() if weight}
-    kinds = simple.get(task, tuple(weights))
+    kinds, unit = TASKS.get(task, (tuple(weights), "examples"))
     if not corpus.documents and kinds != ("questions",):
-        raise InputError("task", task, "needs documents, and the corpus has none", "add a wiki.txt")
+        raise InputError("task", task, "needs documents, and the data holds none", "give texts, or a wiki.txt")
     if not corpus.train and "questions" in kinds:
-        raise InputError("task", task, "needs questions, and the corpus has none", "add a train.tsv")
-    text = corpus.documents, vocabulary, block
-    after_name = recipe.after_name if task == "cloze" else 0.0
-    builders: dict[str, Callable[[], Examples]] = {
-        "lm": lambda: LanguageExamples(*text),
-        "span": lambda: SpanExamples(*text, seed, spans, after_name),
-        "cloze": lambda: ClozeExamples(*text, seed, recipe.window, recipe.bare, spans),
-        "questions": lambda: QuestionExamples(corpus.train, vocabulary, block, loss),
+        raise InputError("task", task, "needs questions, and the data holds none", "give a folder with a train.tsv")
+    builders: dict[str, Callable[[], Part]] = {
+        "language": lambda: LanguageExamples(corpus.documents, tokenizer, block),
+        "spans": lambda: SpanExamples(corpus.documents, tokenizer, block, seed, spans),
+        "questions": lambda: QuestionExamples(corpus.train, tokenizer, block, loss),
     }
+    tokens, unread = 0, 0
+    if task == "mixture":
+        # The recipe of the knowledge experiment: a document is one example of each kind, read from its start.
+        documents, characters = _named_texts(corpus, tokenizer)
+        starts = [Document(document.text[: block + 1], document.where) for document in documents]
+        text, after_name = (documents, characters, block, seed), recipe.after_name
+        builders["language"] = lambda: LanguageExamples(starts, characters, block)
+        builders["spans"] = lambda: SpanExamples(*text, spans, after_name, from_start=True)
+        builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
+        reach = max(block + 1 if "language" in kinds else 0, spans.limit(block) if "spans" in kinds else 0)
+        tokens = sum(len(document.text) for document in documents)
+        unread = sum(max(0, len(document.text) - reach) for document in documents)
     parts = [builders[kind]() for kind in kinds]
-    if task == "cloze":
-        return Mixture(parts, list(weights.values()))
-    return parts[0] if len(parts) == 1 else Mixture(parts)
+    tokens = tokens or next((part.tokens for part in parts if isinstance(part, LanguageExamples | SpanExamples)), 0)
+    splits = [_split(part, held_out, most, seed) for part in parts]
+    training, held = [one for one, _ in splits], [other for _, other in splits if other is not None]
+    shares = list(weights.values()) if task == "mixture" else None
+    return TaskExamples(
+        training[0] if len(training) == 1 and shares is None else Mixture(training, shares),
+        # Each of those held out counts once, whatever the shares.
+        (held[0] if len(held) == 1 else Mixture(held)) if held else None,
+        unit.format(block, spans.limit(block)),
+        tokens,
+        unread,
+    )
+
+
+def _named_texts(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], CharacterTokenizer]:
+    """Documents whose names can be found, for the task `mixture`."""
+    if not isinstance(tokenizer, CharacterTokenizer):
+        rule = "counts names and windows in characters"
+        raise InputError("task", "mixture", rule, "use data.tokenizer=characters")
+    return [document for document in corpus.documents if isinstance(document, Document)], tokenizer
+
+
+def _split(part: Part, share: float, most: int, seed: int) -> tuple[Part, Part | None]:
+    """The examples to train on and those held out: a share, one at least and half of them at most, by the seed alone.
+
+    Parts of as many examples hold out the same ones, so that no document is held out of one and read in another.
+    """
+    count = min(max(1, round(share * len(part))), len(part) // 2, most) if share else 0
+    if not count:
+        return part, None
+    (keys,) = uniform(seed, np.zeros(len(part), dtype=np.int64), np.arange(len(part)), _HELD_OUT_DRAW)
+    order = np.argsort(keys, kind="stable")
+    return part.take(np.sort(order[count:])), part.take(np.sort(order[:count]))

@@ -7,6 +7,7 @@ at all, which attention reads it, which positions it has.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from avow.errors import FileError, ParameterError
 from avow.nn.config import Positions
 from avow.training.config import TrainConfig, read_config
-from avow.training.data import Corpus, corpus_of
+from avow.training.data import Corpus, Document, corpus_of
 from avow.training.evaluation import Evaluation, Outcome, majority
 from avow.training.run_folder import read_log
 
@@ -31,7 +32,7 @@ ON_A_GPU = {
 }
 # Options of the experiment decide these, not flags of an arm.
 OF_THE_EXPERIMENT = {
-    "data.corpus": "corpus",
+    "data.sources": "corpus",
     "data.task": "attentions",
     "model.attention": "attentions",
     "model.positions": "positions",
@@ -57,12 +58,12 @@ class Size:
 # For real corpora: one run over text and training questions together, as long as it takes.
 CLASSIC = Size(
     shared=(
-        *("data.task=cloze", "data.batch=256", "optimiser.rate=0.002"),
+        *("data.task=mixture", "data.held_out=0", "data.batch=256", "optimizer.lr=0.002"),
         *("mixture.cloze=8", "mixture.questions=2", "mixture.window=12", "mixture.bare=0.5"),
         *("model.layers=4", "model.heads=8", "model.width=256", "model.block=128", "model.dropout=0.05"),
         *("schedule.steps=7000", "schedule.warmup=300", "schedule.floor=0.02"),
     ),
-    not_read=("data.task=finetune", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
+    not_read=("data.task=questions", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
     attentions={
         "exact": (),
         "separable": (),
@@ -78,12 +79,13 @@ CLASSIC = Size(
 # examples are a name and the place that belongs to it.
 SMALL = Size(
     shared=(
-        *("data.task=cloze", "data.batch=64", "data.accumulate=2", "optimiser.rate=0.01", "optimiser.decay=0.05"),
+        *("data.task=mixture", "data.held_out=0", "data.batch=64", "data.accumulate=2"),
+        *("optimizer.lr=0.01", "optimizer.weight_decay=0.05"),
         *("mixture.cloze=12", "mixture.questions=3", "mixture.window=8", "mixture.bare=0.5"),
         *("model.layers=2", "model.heads=4", "model.width=64", "model.block=64", "model.dropout=0.0"),
         *("schedule.steps=1000", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
     ),
-    not_read=("data.task=finetune", "schedule.steps=200"),
+    not_read=("data.task=questions", "schedule.steps=200"),
     attentions={
         "exact": (),
         "separable": (),
@@ -137,7 +139,7 @@ def arms(
         if not part:
             rule = f"holds no {file}, and the experiment needs text, training questions and dev questions"
             raise FileError("corpus", corpus, rule, f"add a {file}")
-    given += [f"data.corpus={corpus}", f"run.device={device}"]
+    given += [f"data.sources={json.dumps([corpus])}", f"run.device={device}"]
     length = [] if steps is None else [f"schedule.steps={steps}"]
     if steps is not None and steps < 1000:
         length.append(f"schedule.warmup={steps // 10}")  # The usual one may be longer than a short run.
@@ -279,8 +281,8 @@ class Experiment:
     def losses(self, result: Result) -> tuple[list[float], list[float]]:
         """The steps and losses in the log of a run."""
         path = self.folder / result.arm.name / "log.csv"
-        rows = read_log(path) if path.exists() else []
-        return [float(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
+        lines = read_log(path) if path.exists() else []
+        return [float(line.step) for line in lines], [line.loss for line in lines]
 
     def plain(self) -> dict[str, Any]:
         """The experiment as JSON has it."""
@@ -296,7 +298,7 @@ class Experiment:
 
 def outcomes_by_kind(evaluation: Evaluation, corpus: Corpus) -> dict[str, list[Outcome]]:
     """Answers that are right, those that stand in the text and are wrong, and those made up, the surest first."""
-    text = "\n".join(line.text for line in corpus.documents)
+    text = "\n".join(document.text for document in corpus.documents if isinstance(document, Document))
     kinds: dict[str, list[Outcome]] = {"right": [], "wrong": [], "made up": []}
     for outcome in sorted(evaluation.outcomes, key=lambda outcome: -outcome.answer.confidence):
         answer = outcome.answer.text

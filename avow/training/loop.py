@@ -1,6 +1,6 @@
 """Training, from a configuration to a folder with weights, a log and all that is needed to continue.
 
-    run/config.json      what was asked
+    run/run.toml         what was asked: the configuration, which --config takes
     run/log.csv          what happened
     run/checkpoints/     the last two, each complete
     run/.lock            held by the process that writes all this
@@ -12,13 +12,12 @@ that was not.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from avow import file_io
 from avow.errors import NonFiniteError, ParameterError, is_out_of_memory
+from avow.extras import require
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
 from avow.parameters import declared
@@ -37,10 +37,13 @@ from avow.training import checkpoint
 from avow.training.batches import Batches, Step, naming_lost_workers
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
-from avow.training.data import PAD, Corpus, Vocabulary, corpus_of, vocabulary_of
+from avow.training.data import Corpus, Document, tokenizer_of
 from avow.training.distributed import Grid, Ranks, place_model, ranks
-from avow.training.examples import Loss, examples_of, uniform
-from avow.training.run_folder import Log, Progress, listening, locked_by_first
+from avow.training.evaluation import TextLoss, summed_loss, target_characters
+from avow.training.examples import HELD_OUT_STEPS, Examples, Loss, TaskExamples, examples_of, uniform
+from avow.training.run_folder import CONFIG, Log, Progress, listening, locked_by_first
+from avow.training.sources import read_data
+from avow.training.tokenizer import PAD, FileTokenizer, Tokenizer
 
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
@@ -59,12 +62,83 @@ class Trained:
     """
 
     model: nn.Module
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     step: int
     interrupted: bool
     checkpoint: Path
     last: Progress | None
+    corpus: Corpus
+    reading: Reading
     signal: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How much data a run has, and how often it reads it.
+
+    `tokens` are those of the documents, `unread` those of them that no example holds. `examples` are trained on,
+    `held_out` are not; `unit` is what one of them is, in the plural.
+    """
+
+    documents: int
+    empty: int
+    characters: int
+    tokens: int
+    unread: int
+    questions: int
+    examples: int
+    held_out: int
+    unit: str
+    steps: int
+    batch: int
+
+    @property
+    def epochs(self) -> float:
+        """How often the run reads every example it trains on."""
+        return self.steps * self.batch / self.examples
+
+    def __str__(self) -> str:
+        return f"read {self._text}: {self._examples}; {self._length}"
+
+    @property
+    def _text(self) -> str:
+        """
+        >>> Reading(3, 1, 1000, 1000, 0, 2, 8, 1, "windows of 128 tokens", 4, 16)._text
+        '1,000 characters in 3 documents (and 1 empty), 2 questions'
+        """
+        parts = []
+        if self.documents:
+            tokens = f"{self.tokens:,} tokens"
+            amount = f"{self.characters:,} characters" if self.characters else tokens
+            if self.characters and self.characters != self.tokens:
+                amount += f" ({tokens})"
+            empty = f" (and {self.empty:,} empty)" if self.empty else ""
+            parts.append(f"{amount} in {_counted(self.documents, 'document')}{empty}")
+        if self.questions:
+            parts.append(_counted(self.questions, "question"))
+        return ", ".join(parts)
+
+    @property
+    def _examples(self) -> str:
+        held = f"{self.held_out:,} of them held out" if self.held_out else "none held out"
+        words = f"{self.examples + self.held_out:,} {self.unit}, {held}"
+        if not self.unread:
+            return words
+        share = self.unread / self.tokens
+        return f"{words}; {share:.1%} of the text is too far from the start of its document to be read"
+
+    @property
+    def _length(self) -> str:
+        length = f"{_counted(self.steps, 'step')} of {self.batch:,} are"
+        if self.epochs >= 1:
+            return f"{length} {self.epochs:,.1f} epochs"
+        all_of_them = -(-self.examples // self.batch)
+        share = f"only {self.epochs:.1%} of it is trained on; schedule.steps={all_of_them} reads all"
+        return f"{length} {self.epochs:.2g} epochs: {share}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @declared()
@@ -74,26 +148,58 @@ def train(
     *,
     resume: bool | Path = False,
     progress: Callable[[Progress], None] | None = None,
+    tell: Callable[[str], None] | None = None,
     wait: float = 0.0,
 ) -> Trained:
-    """Train as configured and leave everything in `folder`.
+    """Train as configured and leave everything in a folder.
 
-    `resume=True` continues from the last checkpoint there, if there is one; a path continues from that checkpoint,
-    which must be one of this folder. No other process may write there meanwhile: one that does is waited for, `wait`
-    seconds at most. First weights and dropout draw from torch's own generators, which have their old states afterwards.
+    No other process may write there meanwhile. First weights and dropout draw from torch's own generators, which have
+    their old states afterwards.
+
+    Args:
+        config: everything that decides the run.
+        folder: where the log, the configuration and the checkpoints go.
+        resume: True continues from the last checkpoint there, if there is one; a path continues from that checkpoint,
+            which must be one of this folder. A configuration with more steps goes on with a longer schedule.
+        progress: called with every line of the log.
+        tell: called with what there is to know before the first step: how much is read, how often, and what a longer
+            schedule means.
+        wait: seconds to wait at most for another process that writes there.
+
+    Returns:
+        The model, its tokenizer, and where the last checkpoint is.
+
+    Raises:
+        ParameterError: the configuration contradicts the checkpoint.
+        FileError: the folder is in use, or a file cannot be read or written.
+        MissingPackage: safetensors is not installed.
+
+    >>> import tempfile
+    >>> from avow.training import read_config, train
+    >>> few = ["schedule.steps=2", "model.layers=1", "model.width=16", "model.heads=2", "model.block=64"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     train(read_config(flags=few), folder).step
+    2
     """
+    # Said before the first step, not after it.
+    require("safetensors", purpose="to save checkpoints", extra="train")
     with (
         ranks(config.run.device, config.run.timeout) as here,
         locked_by_first(Path(folder), here, wait),
         torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
     ):
-        return Trainer(config, Path(folder), here, resume).run(progress)
+        return Trainer(config, Path(folder), here, resume).run(progress, tell)
 
 
-def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
-    """Cross-entropy in nats, summed over the targets that are not padding."""
-    scores = logits.flatten(0, 1).float()
-    return nn.functional.cross_entropy(scores, targets.flatten(), ignore_index=PAD, reduction="sum")
+def task_examples(config: TrainConfig, corpus: Corpus, tokenizer: Tokenizer) -> TaskExamples:
+    """What a run trains on, and what it holds out."""
+    data, model = config.data, config.model
+    if model.vocabulary != tokenizer.size:
+        rule = f"contradicts the {tokenizer.size} of the data"
+        raise ParameterError("model: vocabulary", model.vocabulary, rule, "leave it out")
+    text = corpus, tokenizer, model.block, config.run.seed
+    how = data.spans, cast(Loss, data.loss), config.mixture
+    return examples_of(data.task, *text, *how, data.held_out, HELD_OUT_STEPS * data.batch)
 
 
 class Trainer:
@@ -103,23 +209,31 @@ class Trainer:
         self.config, self.folder, self.here = config, folder, here
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
-        corpus = corpus_of(config.data.corpus)
+        corpus = self.corpus = read_data(config.data.sources)
         self.origin, state = checkpoint.resume_point(config, corpus, self.checkpoints, resume, here)
         # A run that continues has its weights, and no longer needs what it began with.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and not state else None
         facts: Mapping[str, Any] = state["facts"] if state else start.facts if start else {}
         self.identity = {"run": facts["run"] if state else uuid.uuid4().hex, "data": corpus.digest}
-        self.vocabulary = Vocabulary(facts["characters"]) if facts else vocabulary_of(corpus)
-        self.batches = self._batches(corpus)
+        self.tokenizer = self._tokenizer(corpus, facts)
+        examples = task_examples(config, corpus, self.tokenizer)
+        self.batches = self._batches(examples.training)
+        self.held_out = self._batches(examples.held_out) if examples.held_out is not None else None
+        self.held_out_characters = None if self.held_out is None else target_characters(self.held_out, self.tokenizer)
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
+        self.reading = self._reading(corpus, examples)
+        if self.origin is not None:
+            checkpoint.check_longer(self.steps, facts["steps"], self.origin)
+        # The steps of its schedule until now, if it goes on with a longer one.
+        self.longer_than = facts["steps"] if self.origin is not None and self.steps > facts["steps"] else None
         torch.manual_seed(config.run.seed)  # The same first weights in every process.
         self.model = build(config.model)
         if start is not None:
             checkpoint.restore_weights(self.model, start, Path(config.run.start))
         self.model.to(here.device)
         self.placed = place_model(config.run.parallel, self.model, here)
-        c, on_gpu = config.optimiser, here.device.type == "cuda"
-        self.optimiser = adamw(self.model, c.rate, weight_decay=c.decay, betas=(c.beta1, c.beta2), fused=on_gpu)
+        c, on_gpu = config.optimizer, here.device.type == "cuda"
+        self.optimiser = adamw(self.model, c.lr, weight_decay=c.weight_decay, betas=(c.beta1, c.beta2), fused=on_gpu)
         self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
         self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
@@ -136,15 +250,16 @@ class Trainer:
             raise ParameterError("run: graphs", True, rule, "leave it out")
         self.replayed = Replayed(self._pass, self.model.parameters()) if config.run.graphs else None
 
-    def _batches(self, corpus: Corpus) -> Batches:
-        """What this process reads of the task, step by step."""
-        c, size = self.config, self.vocabulary.size
-        if c.model.vocabulary != size:
-            rule = f"contradicts the {size} of the corpus"
-            raise ParameterError("model: vocabulary", c.model.vocabulary, rule, "leave it out")
-        text = corpus, self.vocabulary, c.model.block, c.run.seed
+    def _tokenizer(self, corpus: Corpus, facts: Mapping[str, Any]) -> Tokenizer:
+        """That of the checkpoint that the run goes on from or begins with, else that of the data."""
+        path = self.origin or (Path(self.config.run.start) if self.config.run.start else None)
+        return checkpoint.load_tokenizer(path, facts) if path else tokenizer_of(self.config.data.tokenizer, corpus)
+
+    def _batches(self, examples: Examples) -> Batches:
+        """What this process reads of some examples, step by step."""
+        c = self.config
         return Batches(
-            examples_of(c.data.task, *text, c.data.spans, cast(Loss, c.data.loss), c.mixture),
+            examples,
             c.data.batch,
             c.run.seed,
             block=c.model.block,
@@ -152,6 +267,23 @@ class Trainer:
             rank=self.grid.row,
             world=self.grid.rows,
             narrowest=self.grid.places,
+        )
+
+    def _reading(self, corpus: Corpus, examples: TaskExamples) -> Reading:
+        asked = self.config.data.task in ("questions", "spans+questions", "mixture")
+        documents = () if self.config.data.task == "questions" else corpus.documents
+        return Reading(
+            len(documents),
+            corpus.empty,
+            sum(len(document.text) for document in documents if isinstance(document, Document)),
+            examples.tokens,
+            examples.unread,
+            len(corpus.train) if asked else 0,
+            len(examples.training),
+            0 if examples.held_out is None else len(examples.held_out),
+            examples.unit,
+            self.steps,
+            self.config.data.batch,
         )
 
     @property
@@ -162,7 +294,7 @@ class Trainer:
     def advance(self) -> Tensor:
         """Do one step; the length of its gradient before clipping."""
         self.backward(next(self.source))
-        norm = self.placed.clip_gradients(self.config.optimiser.clip)
+        norm = self.placed.clip_gradients(self.config.optimizer.clip)
         self.optimiser.step()
         self.schedule.step()
         return norm
@@ -180,10 +312,15 @@ class Trainer:
         self.counted += 1
         self.positions += step.positions
 
-    def run(self, progress: Callable[[Progress], None] | None = None) -> Trained:
+    def run(
+        self, progress: Callable[[Progress], None] | None = None, tell: Callable[[str], None] | None = None
+    ) -> Trained:
         """Train to the end, or until someone asks to stop."""
         if first := self.here.rank == 0:
-            file_io.write(self.folder / "config.json", self.config.to_json())
+            file_io.write(self.folder / CONFIG, self.config.to_toml())
+            if tell is not None:
+                for line in self._notes():
+                    tell(line)
         pace, last, stop = _Pace(self), None, False
         self.model.train()
         record = Log(self.folder / "log.csv", self.step) if first else nullcontext()
@@ -192,8 +329,9 @@ class Trainer:
             while self.step < self.steps and not stop:
                 norm = self.advance()
                 done = self.step == self.steps
-                if self.step % self.config.run.log_every == 0 or done:
-                    last = self._report(norm, pace)
+                measured = self.held_out is not None and self._is_due(self.config.run.evaluate_every)
+                if self._is_due(self.config.run.log_every) or measured:
+                    last = self._report(norm, pace, measured)
                     if log is not None:
                         log.add(last)
                         if progress is not None:
@@ -202,30 +340,68 @@ class Trainer:
                 if stop or done or self.step % self.config.run.save_every == 0:
                     path = self._save()
         model, interrupted = self.placed.full_model(path), self.step < self.steps
-        return Trained(model, self.vocabulary, self.step, interrupted, path, last, *signals[:1])
+        read = self.corpus, self.reading
+        return Trained(model, self.tokenizer, self.step, interrupted, path, last, *read, *signals[:1])
+
+    def _is_due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.steps
+
+    def _notes(self) -> Iterator[str]:
+        """What there is to know before the first step."""
+        yield str(self.reading)
+        if self.longer_than is not None:
+            lr = self.optimiser.param_groups[0]["lr"]
+            yield (
+                f"{self.steps:,} steps instead of {self.longer_than:,}: from step {self.step:,} on, the learning rate "
+                f"follows the schedule of {self.steps:,} steps (it goes on at {lr:.3g}); the steps before it followed "
+                f"the shorter one, so this is not the run that {self.steps:,} steps from the start would have been"
+            )
 
     def _pass(self, ids: Tensor, targets: Tensor, whole: float | Tensor) -> Tensor:
         """A micro-batch's part of a step's mean loss over `whole` targets; its gradients are added."""
-        ids, targets, shard = self.grid.cut(ids, targets)
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.config.run.precision == "bfloat16"):
-            logits = self.callable(ids) if shard is None else self.callable(ids, shard)
-        loss = summed_loss(logits, targets) / whole
+        loss = self._summed_loss(self.callable, ids, targets) / whole
         # Processes average their gradients, and the share of each is already a part of the mean.
         (loss * self.here.world).backward()
         return loss.detach()
 
-    def _report(self, norm: Tensor, pace: _Pace) -> Progress:
+    def _summed_loss(self, model: Callable[..., Tensor], ids: Tensor, targets: Tensor) -> Tensor:
+        """The loss of this process's part of a micro-batch, in nats."""
+        ids, targets, shard = self.grid.cut(ids, targets)
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.config.run.precision == "bfloat16"):
+            logits = model(ids) if shard is None else model(ids, shard)
+        return summed_loss(logits, targets)
+
+    @torch.no_grad()
+    def measure_held_out(self) -> TextLoss:
+        """The loss over everything held out, by all processes; it draws nothing and changes nothing of the run."""
+        assert self.held_out is not None
+        nats, tokens = torch.zeros(2, dtype=torch.float64, device=self.here.device)
+        self.model.eval()
+        for micro in self.held_out.once():
+            ids, targets = (x.to(self.here.device) for x in micro)
+            nats += self._summed_loss(self.model, ids, targets)
+            tokens += (self.grid.cut(ids, targets)[1] != PAD).sum()
+        self.model.train()
+        return TextLoss(float(self.here.total(nats)), int(self.here.total(tokens)), self.held_out_characters)
+
+    def _report(self, norm: Tensor, pace: _Pace, measured: bool) -> Progress:
         loss = float(self.here.total(self.running)) / self.counted
         self.running.zero_()
         self.counted = 0
         if not math.isfinite(loss):
             rule = f"is not finite by step {self.step}"
-            remedy = f"lower optimiser.rate={self.config.optimiser.rate} or resume from {self.checkpoints}"
+            remedy = f"lower optimizer.lr={self.config.optimizer.lr} or resume from {self.checkpoints}"
             raise NonFiniteError("loss", loss, rule, remedy)
         tokens, mfu, eta = pace.measure()
-        rate = self.optimiser.param_groups[0]["lr"]
+        lr = self.optimiser.param_groups[0]["lr"]
         epoch = self.step * self.batches.size / len(self.batches.examples)
-        return Progress(self.step, self.steps, epoch, loss, rate, float(norm), tokens, mfu, eta)
+        line = Progress(self.step, self.steps, epoch, loss, lr, float(norm), tokens, mfu, eta)
+        if not measured:
+            return line
+        held = self.measure_held_out()
+        pace.skip()  # Steps are not slower for it.
+        bits = held.bits_per_character
+        return replace(line, held_out_loss=held.loss, perplexity=held.perplexity, bits_per_character=bits)
 
     def _save(self) -> Path:
         states = {
@@ -235,13 +411,15 @@ class Trainer:
         }
         facts = {
             **self.identity,
-            "config": json.loads(self.config.to_json()),
-            "characters": self.vocabulary.characters,
+            "config": self.config.plain(),
+            "steps": self.steps,
+            "tokenizer": self.tokenizer.plain(),
             "running": [float(self.here.total(self.running)), self.counted],
             "world": self.here.world,
         }
         weights, optimiser = self.model.state_dict(), self.optimiser.state_dict()
-        snapshot = Snapshot(self.step, weights, optimiser, self.schedule.state_dict(), states, facts)
+        file = self.tokenizer.content if isinstance(self.tokenizer, FileTokenizer) else None
+        snapshot = Snapshot(self.step, weights, optimiser, self.schedule.state_dict(), states, facts, file)
         return checkpoint.save(snapshot, self.checkpoints, self.here, self.placed.sharded)
 
     def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
@@ -288,6 +466,10 @@ class _Pace:
         eta = (self._trainer.steps - step) * (now - self._begin) / (step - self._first)
         self._mark, self._seen = now, self._trainer.positions
         return tokens, tokens * self._flops / self._peak, eta
+
+    def skip(self) -> None:
+        """Leave out the time since the last measure."""
+        self._mark = time.perf_counter()
 
 
 @functools.cache

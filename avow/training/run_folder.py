@@ -11,19 +11,21 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from avow import file_io
+from avow.core.chart import Chart
 from avow.errors import FileError
 
 if TYPE_CHECKING:
     from avow.training.distributed import Ranks
 
 LOCK = ".lock"
+CONFIG = "run.toml"
 
 
 @contextlib.contextmanager
@@ -93,22 +95,31 @@ def _lock_file(folder: Path, name: str, until: float) -> int:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. The loss is the mean over the steps since the last one of these, in nats per character."""
+    """How far a run is. The loss is the mean over the steps since the last one of these, in nats per token.
+
+    The last three are of the held-out examples, in nats per token, as a perplexity and in bits per character; None at
+    steps that measure no held-out loss, and bits also if tokens stand for no characters.
+    """
 
     step: int
     steps: int
     epoch: float
     loss: float
-    rate: float
+    lr: float
     norm: float
     tokens_per_second: float
     mfu: float
     eta: float
+    held_out_loss: float | None = None
+    perplexity: float | None = None
+    bits_per_character: float | None = None
 
 
 COLUMNS = [field.name for field in fields(Progress)]
+# Columns that may be empty.
+OPTIONAL = ("held_out_loss", "perplexity", "bits_per_character")
 # What TensorBoard draws over the steps.
-SCALARS = ("loss", "rate", "norm", "tokens_per_second", "mfu")
+SCALARS = ("loss", "lr", "norm", "tokens_per_second", "mfu", *OPTIONAL)
 
 
 class Log:
@@ -119,11 +130,11 @@ class Log:
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
-        rows = [row for row in read_log(path) if float(row["step"]) <= step] if path.exists() else []
+        lines = [line for line in read_log(path) if line.step <= step] if path.exists() else []
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(map(asdict, lines))
         file_io.write(path, text.getvalue())
         self._board: Any = None
         with self._writable(), contextlib.suppress(ImportError):
@@ -139,7 +150,8 @@ class Log:
                 csv.DictWriter(file, COLUMNS).writerow(asdict(progress))
             if self._board is not None:
                 for name in SCALARS:
-                    self._board.add_scalar(name, getattr(progress, name), progress.step)
+                    if (value := getattr(progress, name)) is not None:
+                        self._board.add_scalar(name, value, progress.step)
                 self._board.flush()
 
     def __enter__(self) -> Log:
@@ -161,21 +173,49 @@ class Log:
             raise FileError("log", self._path, rule, remedy) from error
 
 
-def read_log(path: Path) -> list[dict[str, str]]:
-    """The lines of a log; one that a crash cut short is left out, and so is one that holds anything but numbers."""
+def read_log(path: Path) -> list[Progress]:
+    """The lines of a log; what is not a whole line of numbers is left out."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        return parse_log(path.read_bytes().decode("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
         rule = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"is not CSV ({error})"
         raise FileError("log", path, rule, "move it away: a run goes on without it") from error
-    lines = []
-    for row in rows:
-        line = {column: row.get(column) or "" for column in COLUMNS}
-        with contextlib.suppress(ValueError):
-            list(map(float, line.values()))
-            lines.append(line)
+
+
+def parse_log(text: str) -> list[Progress]:
+    """The lines of a log in memory.
+
+    Only lines that have ended count, for a number that was cut short is another number. A log of other columns has
+    none.
+    """
+    rows = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+    lines: list[Progress] = []
+    with contextlib.suppress(csv.Error):
+        if next(rows, None) != COLUMNS:
+            return []
+        for row in rows:
+            with contextlib.suppress(ValueError):
+                lines.append(_line(row))
     return lines
+
+
+def _line(row: list[str]) -> Progress:
+    """A line of a log; raises `ValueError` if it is not one."""
+    cells = dict(zip(COLUMNS, row, strict=True))
+    numbers = {name: float(cell) for name, cell in cells.items() if cell or name not in OPTIONAL}
+    step, steps = (int(cells[name]) for name in ("step", "steps"))
+    return Progress(**numbers | {"step": step, "steps": steps})  # type: ignore[arg-type]
+
+
+def loss_chart(lines: Sequence[Progress], title: str) -> Chart:
+    """The loss in training and, if it was measured, the held-out loss, over the steps."""
+    held_out = [(line.step, line.held_out_loss) for line in lines if line.held_out_loss is not None]
+    series: dict[str, tuple[list[float], list[float]]] = {
+        name: ([step for step, _ in points], [loss for _, loss in points])
+        for name, points in (("in training", [(line.step, line.loss) for line in lines]), ("held out", held_out))
+        if points
+    }
+    return Chart(title, "step", "loss, nats per token", series)
 
 
 @contextlib.contextmanager

@@ -22,12 +22,12 @@ import torch
 from avow import file_io
 from avow.errors import AvowError, FileError, InputError, ParameterError
 from avow.training import checkpoint
-from avow.training.config import TrainConfig
-from avow.training.data import corpus_of
+from avow.training.config import TrainConfig, read_config
 from avow.training.evaluation import Evaluation, evaluate
 from avow.training.knowledge import Arm, Result
 from avow.training.loop import train
-from avow.training.run_folder import Progress, listening, locked
+from avow.training.run_folder import CONFIG, Progress, listening, locked
+from avow.training.sources import read_data
 from avow.worker_pool import Handler, Send, Worker, WorkerError
 
 RESULT, SPENT = "result.json", "spent.json"
@@ -119,7 +119,7 @@ def _started(arm: Arm, folder: Path, threads: int, messages: queue.Queue[News]) 
     """A process that trains one arm; its messages, the last of them that it failed where it died, go to the queue."""
     # Ctrl-C must reach it from here alone: a second one would end it before its checkpoint.
     worker = Worker("avow.training.run_many:handler", threads=threads, own_session=True)
-    request = {"config": json.loads(arm.config.to_json()), "folder": str(folder.absolute())}
+    request = {"config": arm.config.plain(), "folder": str(folder.absolute())}
 
     def listen() -> None:
         try:
@@ -166,8 +166,8 @@ def run_arm(config: TrainConfig, folder: Path, progress: Callable[[Progress], No
     done = train(config, folder, resume=True, progress=progress, wait=_CHECKPOINT_SECONDS)
     result: dict[str, Any] = {}
     if not done.interrupted:
-        corpus = corpus_of(config.data.corpus)
-        evaluation = evaluate(done.model, done.vocabulary, corpus.dev)
+        corpus = read_data(config.data.sources)
+        evaluation = evaluate(done.model, done.tokenizer, corpus.dev)
         result = {"parameters": sum(p.numel() for p in done.model.parameters())}
         result |= {"questions": corpus.dev_digest, "evaluation": evaluation.plain()}
     spent["seconds"] += time.perf_counter() - clock
@@ -182,7 +182,7 @@ def read_result(arm: Arm, folder: Path) -> Result | None:
     """What a finished arm left in its folder; None where it has not finished, or was asked other questions."""
     try:
         left = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        if left["questions"] != corpus_of(arm.config.data.corpus).dev_digest:
+        if left["questions"] != read_data(arm.config.data.sources).dev_digest:
             return None
         figures = {name: left[name] for name in ("parameters", "seconds", "cpu_seconds")}
         return Result(arm, Evaluation.of(left["evaluation"]), **figures)
@@ -196,19 +196,16 @@ def _earlier_result(arm: Arm, folder: Path, resume: bool) -> Result | None:
         return None
     if not resume:
         raise FileError("out", folder, "holds a run already", "use --resume to go on with it, or another --out")
-    try:
-        there = TrainConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        rule = f"holds a run without its config.json ({error.strerror})"
-        raise FileError("out", folder, rule, "remove that folder, or use another --out") from error
-    if checkpoint.differences(arm.config, json.loads(there.to_json())):
+    if not (folder / CONFIG).exists():
+        raise FileError("out", folder, f"holds a run without its {CONFIG}", "remove that folder, or use another --out")
+    if checkpoint.differences(arm.config, read_config(folder / CONFIG).plain()):
         rule, remedy = "holds a run of another configuration", "repeat what it began with, or use another --out"
         raise ParameterError("--resume", folder, rule, remedy)
     newest = checkpoint.newest(folder / "checkpoints")
     trained_on = None if newest is None else checkpoint.described(newest)["facts"]["data"]
-    if trained_on not in (None, corpus_of(arm.config.data.corpus).digest):
+    if trained_on not in (None, read_data(arm.config.data.sources).digest):
         rule = f"holds other texts than those that the run in {folder} has read"
-        raise FileError("corpus", arm.config.data.corpus, rule, "put those back, or use another --out")
+        raise FileError("corpus", ", ".join(arm.config.data.sources), rule, "put those back, or use another --out")
     return read_result(arm, folder)
 
 

@@ -35,7 +35,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "auto": {"tol": 1e-2},
     "auto statistical": {"tol": 0.1, "confidence": 0.9},
     "low_rank": {"method": "low_rank", "rank": 1},
-    "sparse": {"method": "sparse", "drop": 1e-2},
+    "sparse": {"method": "sparse", "tol": 1e-2},
 }
 
 

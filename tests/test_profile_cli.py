@@ -95,9 +95,9 @@ def test_an_installed_package_is_found_and_none_of_its_code_is_run(
 @pytest.mark.parametrize(
     ("model", "arguments", "words"),
     [
-        ("nowhere", [], "model=nowhere is neither a folder, nor a file, nor an installed package; name a model that"),
+        ("nowhere/at/all", [], "model=nowhere/at/all is neither a folder, nor a file, nor an installed package, nor a"),
         ("json", [], "model=json holds neither config.json nor a GGUF file; name the folder or the file of one model"),
-        ("text.txt", [], "model=text.txt is not a GGUF file; name a folder, a .gguf file or an installed package"),
+        ("text.txt", [], "model=text.txt is not a GGUF file; name a folder, a .gguf file, an installed package"),
         (
             None,
             ["--tokens", "9999"],

@@ -13,9 +13,11 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 import avow
+from avow.core import Method
 from avow.integrations.transformers import disable, enable, statement
+from avow.integrations.transformers.call_view import simplified_call
 from avow.integrations.transformers.enabling import softmax_methods
-from avow.integrations.transformers.forward import register, simplified_call
+from avow.integrations.transformers.forward import register
 from tests.helpers.layer_audit import Audited, audited
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
@@ -57,17 +59,18 @@ def test_every_layer_is_within_its_certificate_under_a_tolerance(architecture: A
     assert found and all(audit.kept and audit.certificate.keeps(1e-2) for audit in found)
 
 
-@pytest.mark.parametrize("method", [kind.name for kind in softmax_methods()])
-def test_every_method_has_a_name_and_keeps_its_certificate(method: str) -> None:
-    name = f"avow|{method}"
+@pytest.mark.parametrize("kind", softmax_methods(), ids=lambda kind: kind.name)
+def test_every_method_has_a_name_and_keeps_its_certificate(kind: type[Method]) -> None:
+    name = f"avow|{kind.name}"
     model = LLAMA.build(attn_implementation=name)
     assert model.config._attn_implementation == name
-    more = {"rank": 4} if method == "low_rank" else {}
+    more = {"rank": 4} if kind.name == "low_rank" else {}
     with audited(name if not more else "avow") as found:
         if more:
-            enable(model, method=method, **more)
+            enable(model, method=kind.name, **more)
         logits(model, LLAMA.inputs("left"))
-    assert [audit.certificate.method for audit in found] == [method, method]
+    expected = "exact" if kind.selects_tokens else kind.name
+    assert [audit.certificate.method for audit in found] == [expected, expected]
     assert all(audit.kept for audit in found)
 
 
@@ -166,6 +169,7 @@ EVERYTHING = torch.ones(2, 1, 6, 6, dtype=torch.bool)
         (EVERYTHING & PAST & (torch.arange(6) != 5), ((2, 1, 1, 6), True)),
         ((EVERYTHING & PAST)[..., 2:, :], ((2, 1, 4, 6), False)),
         ((EVERYTHING & PAST)[..., 5:, :], (None, False)),
+        ((EVERYTHING & SHOWN)[..., 5:, :], ((2, 1, 1, 6), False)),
     ],
 )
 def test_a_mask_in_plain_words_says_the_same(given: Tensor, plain: tuple[tuple[int, ...] | None, bool]) -> None:
@@ -175,6 +179,18 @@ def test_a_mask_in_plain_words_says_the_same(given: Tensor, plain: tuple[tuple[i
         said = torch.ones_like(given) if found.mask is None else found.mask.expand_as(given)
         assert torch.equal(said & PAST if found.causal else said, given)
         assert (None if found.mask is None else tuple(found.mask.shape), found.causal) == plain
+
+
+def test_room_for_tokens_to_come_is_not_read_for_one_query() -> None:
+    query, key, mask = torch.zeros(2, 4, 1, 8), torch.randn(2, 2, 6, 8), torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[..., 4:] = False
+    found = simplified_call(query, key, key, mask, causal=True)
+    assert found.mask is None and torch.equal(found.key, key[:, :, :4]) and torch.equal(found.value, key[:, :, :4])
+    mask[0, ..., :2] = False
+    found = simplified_call(query, key, key, mask, causal=True)
+    assert found.key.shape[2] == 4 and found.mask is not None and torch.equal(found.mask, mask[..., :4])
+    mask[:] = False
+    assert simplified_call(query, key, key, mask, causal=True).key.shape[2] == 6, "a row that sees nothing"
 
 
 def whole_state(model: Any) -> dict[str, Any]:

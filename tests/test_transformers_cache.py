@@ -199,12 +199,11 @@ def test_a_crop_that_one_layer_refuses_changes_none() -> None:
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda cache: cache.crop(-5),
         lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
         lambda cache: cache.batch_repeat_interleave(2),
         lambda cache: cache.batch_select_indices(torch.tensor([1])),
     ],
-    ids=["crop", "reorder_cache", "batch_repeat_interleave", "batch_select_indices"],
+    ids=["reorder_cache", "batch_repeat_interleave", "batch_select_indices"],
 )
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_what_fails_in_one_layer_changes_none(
@@ -225,6 +224,51 @@ def test_what_fails_in_one_layer_changes_none(
     monkeypatch.undo()
     operation(cache)
     assert not same(cache, before)
+
+
+def test_a_crop_that_fails_in_one_layer_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = mixed()
+    before = held(cache)
+
+    def full(self: KeyValueCache, k: Tensor, v: Tensor) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(KeyValueCache, "append", full)  # which only the layer with a window does
+    with pytest.raises(MemoryError):
+        cache.crop(-5)
+    assert same(cache, before)
+    monkeypatch.undo()
+    cache.crop(-5)
+    assert not same(cache, before)
+
+
+def test_a_crop_copies_nothing_and_what_was_forgotten_is_never_seen_again() -> None:
+    layer = CertifiedLayer()
+    layer.update(*torch.randn(2, 1, 2, 200, 8))
+    kept, place = layer.cache, layer.keys.data_ptr()
+    layer.crop(-50)
+    assert layer.get_seq_length() == layer.keys.shape[2] == layer.values.shape[2] == 150
+    keys, values = torch.randn(2, 1, 2, 3, 8)
+    shown = layer.update(keys, values)
+    assert layer.cache is kept and layer.keys.data_ptr() == place, "the same buffers"
+    assert shown[0].shape[2] == layer.get_seq_length() == kept.length == 153
+    assert torch.equal(shown[0][:, :, 150:], keys) and torch.equal(shown[1][:, :, 150:], values)
+    layer.crop(-100)
+    layer.batch_repeat_interleave(2)
+    assert layer.cache.length == layer.keys.shape[2] == 53 and layer.keys.shape[0] == 2
+    assert torch.equal(layer.keys[1], shown[0][0, :, :53])
+
+
+def test_beams_that_stay_in_their_order_are_not_copied() -> None:
+    layer = CertifiedLayer()
+    layer.update(*torch.randn(2, 3, 2, 20, 8))
+    kept, keys = layer.cache, layer.keys.clone()
+    layer.reorder_cache(torch.arange(3))
+    assert layer.cache is kept
+    layer.reorder_cache(torch.tensor([0, 1]))
+    assert layer.cache is not kept and torch.equal(layer.keys, keys[:2])
+    layer.reorder_cache(torch.tensor([1, 0]))
+    assert torch.equal(layer.keys, keys[[1, 0]])
 
 
 def test_only_keys_and_values_as_they_were_shown_are_answered_for_by_a_cache() -> None:

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from avow.core import Method
-from avow.errors import ParameterError, UnknownMethod
+from avow.errors import ParameterError, UnknownMethod, value_text
 from avow.parameters import check_parameters
 
 GROUP = "avow.methods"
@@ -22,6 +22,7 @@ OWN = {
     "exact": "avow.methods.exact:Exact",
     "latent": "avow.methods.latent:Latent",
     "low_rank": "avow.methods.low_rank:LowRank",
+    "polynomial": "avow.methods.polynomial:Polynomial",
     "random_features": "avow.methods.random_features:RandomFeatures",
     "separable": "avow.methods.separable:Separable",
     "sparse": "avow.methods.sparse:Sparse",
@@ -32,6 +33,13 @@ def all_methods() -> dict[str, type[Method]]:
     """Every method by name, `exact` first, the others in the order of their names. One that fails to load is left out.
 
     The first call warns of each that fails to load; `method_named` says why.
+
+    Returns:
+        Classes by name; `avow.attend(..., method=name)` runs them.
+
+    >>> import avow
+    >>> list(avow.all_methods())[0]
+    'exact'
     """
     return dict(_loaded()[0])
 
@@ -43,7 +51,7 @@ def method_named(name: str) -> type[Method]:
         return methods[name]
     if isinstance(name, str) and name in failures:
         raise UnknownMethod("method", repr(name), failures[name], "repair or uninstall the package that provides it")
-    raise UnknownMethod("method", repr(name), "is not a method", f"known methods: {', '.join(methods)}")
+    raise UnknownMethod("method", value_text(name), "is not a method", f"known methods: {', '.join(methods)}")
 
 
 def exact_method() -> type[Method]:
@@ -58,8 +66,9 @@ def checked_class(method: str | Method, parameters: Mapping[str, Any]) -> type[M
         check_parameters(kind.name, kind, dict(parameters))
         return kind
     for name, value in parameters.items():
-        rule, kind = "stands beside a method object, which has its parameters already", type(method)
-        raise ParameterError(name, repr(value), rule, f"write method={kind.__name__}(...) with all its parameters")
+        rule = "is given with a method object, which has its own parameters"
+        remedy = f"write method={type(method).__name__}(...) with all its parameters"
+        raise ParameterError(name, value_text(value), rule, remedy)
     return type(method)
 
 

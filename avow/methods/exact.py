@@ -17,8 +17,9 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._nn import scaled_dot_product_attention  # torch.nn.functional's may have been replaced, by ours even
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, dtype_name, has_tangents
 from avow.core.timing import timed
@@ -34,6 +35,8 @@ from avow.parameters import one_of, param
 _FAINT = 2.0**-60
 # Exponentials of more say no more.
 _HOPELESS = 700.0
+# Taken here, because Dynamo of torch 2.15 cannot trace an enumeration's value.
+_FLASH, _ERROR = SDPBackend.FLASH_ATTENTION.value, SDPBackend.ERROR.value
 
 
 @dataclass(frozen=True)
@@ -290,6 +293,9 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     """Attention on the one fused kernel that PyTorch has for CPUs, in blocks of rows enough for its bound."""
+    if torch.compiler.is_exporting():
+        # Of a program that runs elsewhere nothing is promised, and it is for any length.
+        return _fused_on_cpu(q, k, v, mask, causal, scale)
     (b, h, n, width), grouped = q.shape, q.shape[1] != k.shape[1]
     if grouped and n == 1 and mask is None and not causal:
         # Siblings are rows of one head: far faster than heads that share their keys.
@@ -322,13 +328,13 @@ def _has_rows(x: Tensor, aligned: int = 1) -> bool:
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    grouped, choice = q.shape[1] != k.shape[1], SDPBackend.FLASH_ATTENTION.value
+    grouped, choice = q.shape[1] != k.shape[1], _FLASH
     if not torch.compiler.is_compiling():
         try:
             choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         except RuntimeError:  # no kernel at all is switched on for them
-            choice = SDPBackend.ERROR.value
-    if choice != SDPBackend.FLASH_ATTENTION.value:
+            choice = _ERROR
+    if choice != _FLASH:
         # The kernel does not take masks with gradients, and may be switched off.
         return _in_float64(q, k, v, mask, causal, scale)
     return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(q.dtype)

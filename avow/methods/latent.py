@@ -56,7 +56,7 @@ class Latent(Method):
     averages: ClassVar[bool] = True
     target: ClassVar[str] = "latent attention"
 
-    latents: int = param(64, from_to(1, 2**20), "averages that stand for the past")
+    latents: int = param(64, from_to(1, 2**20), "averages of the past")
     segment: int = param(64, at_least(1), "keys between one horizon and the next")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
@@ -191,7 +191,7 @@ class Latent(Method):
 
     def _checked(self, p: Problem) -> Problem:
         if p.kernel != "dot":
-            rule = "has no meaning for latent attention, whose latents stand at no distance from a key"
+            rule = "is not defined for latent attention"
             raise ParameterError("latent: kernel", p.kernel, rule, 'leave it out: kernel="dot"')
         return p
 

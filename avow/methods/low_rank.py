@@ -79,8 +79,9 @@ class LowRank(Method):
         values, size = heads.scaled_values(p, torch.float64)
         sums, unit, steps = self._summed(p, features, values)
         assert sums.normaliser is not None
-        longest = heads.grouped(heads.longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
-        out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, longest), size))
+        out = heads.cast_output(
+            p, heads.rescaled(heads.within_ball(sums.out, heads.longest_in_groups(p, values)), size)
+        )
         normaliser, unit_log = (
             heads.ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit)
         )
@@ -112,7 +113,7 @@ class LowRank(Method):
         h, s = p.q.shape[1], p.k.shape[-2]
         key_radius, slack = (heads.per_query_head(x.unsqueeze(-1), h) for x in (t.key_radius, t.slack))
         moved = rounding.softmax_l1_bound(2 * self._logit_error(p, norms, t, key_radius))
-        missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
+        missed, mass = (heads.visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
         # Everything below is relative to the unit of the normaliser and to the row's nearest landmark.
         left = (missed - t.unit_log - t.rows.log).exp() * t.rows.residual.sqrt()
         depth = scan.depth(s, t.steps) + self.rank
@@ -137,20 +138,6 @@ class LowRank(Method):
         shift = abs(p.scale) * (norms.q + centre_q) * (longest + centre_k)
         bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
         return 8 * (d + 16) * _U * (radius + shift + bias) + 2 * rounding.EXP_ULPS * _U
-
-    def _visible_log_sum(self, p: Problem, log: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
-        """An upper bound on the log of the sum over the keys a row sees, of exp(log) and its bias where rows differ."""
-        h, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
-        log = heads.per_query_head(log, h)
-        if p.mask_kind == "full":
-            tiles = row_tiles(queries, log.numel())
-            total = torch.cat([torch.logsumexp(masked(p, log.unsqueeze(-2), rows), -1) for rows in tiles], -1)
-        elif p.causal:
-            running = torch.logcumsumexp(log[..., : min(queries, s)], -1)
-            total = torch.cat([running, running[..., -1:].expand(*running.shape[:-1], max(queries - s, 0))], -1)
-        else:
-            total = torch.logsumexp(log, -1, keepdim=True)
-        return total + 64 * _U * (total.abs().nan_to_num(0.0, 0.0, 0.0) + s)
 
     def cost(self, sizes: Sizes) -> Cost:
         z, r = sizes, self.rank
@@ -219,20 +206,6 @@ def _weighted(p: Problem) -> WeightedKeys:
     alike = p.mask_kind != "full"
     seen, added = (heads.key_seen(p), heads.key_log(p, torch.float64)) if alike else (None, None)
     return WeightedKeys.of(p, centred_frame(p, torch.float64), seen, added)
-
-
-def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:
-    """The nearest point that is no longer than the longest visible value: the target is none, so this only helps."""
-    out = out.nan_to_num(0.0, 0.0, 0.0)
-    length = lengths(out)
-    outside = length > most
-    return out * torch.where(outside, most / torch.where(outside, length, 1.0), 1.0)
-
-
-def lengths(x: Float[Tensor, "*lead e"]) -> Float[Tensor, "*lead 1"]:
-    """Norms of rows whose squares might vanish."""
-    largest = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-307)
-    return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True).clamp(min=1e-300)
 
 
 def _pairwise(p: Problem, features: LandmarkFeatures, values: Tensor) -> tuple[scan.Sums, Tensor]:

@@ -4,20 +4,18 @@ Importing this registers the attention implementations `"avow"` and `"avow|metho
 the masks they need; `enable` and `disable` switch a loaded model over and back.
 
     enabling      Setting, enable and disable: how each layer attends; avow on in a model, and off without a trace
-    forward       the function that transformers calls in every layer: masks, heads, watchers
+    forward       the function that transformers calls in every layer
+    call_view     one call as `avow.attend` takes it: transformers' masks in their simplest form
+    routing       which method answers a call, and why it is not the one that was asked for
     cache         CertifiedCache: keys and values for `generate()`
     profiling     what each head does with a text, what each method can do for it, and the plan that follows
     model_plan    the plan, its file, putting it into a model; whether it is safe and whether it pays
     model_files   models and texts from local files
 """
 
-from avow.errors import MissingPackage
+from avow.extras import require
 
-try:
-    import transformers  # noqa: F401 - looked for, so that its absence is said in four parts
-except ImportError as error:
-    rule = "is needed to put avow into its models"
-    raise MissingPackage("transformers", "missing", rule, "pip install 'avow[hf]'") from error
+require("transformers", "huggingface_hub", "safetensors", purpose="to put avow into its models", extra="hf")
 
 from avow.integrations.transformers.cache import CertifiedCache as CertifiedCache
 from avow.integrations.transformers.enabling import Setting as Setting

@@ -43,9 +43,25 @@ def _all_or_none(method: Callable[..., None]) -> Callable[..., None]:
 class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not read
     """Keys and values of every layer of a model, with a sketch beside them; for `past_key_values=`.
 
-    Layers with a sliding window forget what is beyond it. `bits=None` keeps no sketch, and every answer is exact.
-    Layers that keep other things than keys and values are transformers' own. It is a `DynamicCache` because only of
-    those does a model with an encoder forget tokens, as assisted decoding asks.
+    Layers with a sliding window forget what is beyond it. Layers that keep other things than keys and values are
+    transformers' own. It is a `DynamicCache` because only of those does a model with an encoder forget tokens, as
+    assisted decoding asks.
+
+    Args:
+        config: the model's.
+        bits: bits of a number of the sketch, 1 to 8; None keeps no sketch, and every answer is exact.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from avow.integrations import transformers as avow_transformers
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> cache = avow_transformers.CertifiedCache(model.config)
+    >>> avow_transformers.enable(model, tol=1e-2)
+    >>> with torch.no_grad():
+    ...     out = model(torch.arange(9)[None], past_key_values=cache)
+    >>> cache.get_seq_length()
+    9
     """
 
     @declared()
@@ -97,7 +113,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
         before, _ = self.get_mask_sizes(0)
-        self.cache.append(key_states, value_states)
+        self._settled(self.cache).append(key_states, value_states)
         self.length += key_states.shape[-2]
         return self._show(before + key_states.shape[-2])
 
@@ -137,9 +153,10 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these sequences, in this order."""
         if self.cache is not None and self.length:
-            keys, values = self.cache.tokens
+            keys, values = self._settled(self.cache).tokens
             rows = indices.to(keys.device)
-            self._rebuild(keys[rows], values[rows])
+            if not torch.equal(rows, torch.arange(keys.shape[0], device=keys.device)):
+                self._rebuild(keys[rows], values[rows])
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last n tokens, for the argument −n."""
@@ -149,16 +166,27 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             raise ParameterError("tokens_to_remove", tokens_to_remove, "must be at most 0", remedy)
         if many == 0 or self.cache is None:
             return
-        keys, values = self.cache.tokens
         left = self.length - many
         if left <= 0:
             self.reset()
             return
-        if keys.shape[2] - many < (left if self.window is None else min(left, self.window - 1)):
+        if self.window is None:
+            # The cache itself forgets before it is used again: another layer may still fail.
+            assert self.keys is not None and self.values is not None
+            self.keys, self.values, self.length = self.keys[:, :, :left], self.values[:, :, :left], left
+            return
+        keys, values = self.cache.tokens
+        if keys.shape[2] - many < min(left, self.window - 1):
             rule = f"reaches back beyond the window of {self.window} tokens"
             raise ParameterError("tokens_to_remove", tokens_to_remove, rule, "start again from the prompt")
         self._rebuild(keys[:, :, :-many], values[:, :, :-many])
         self.length = left
+
+    def _settled(self, cache: KeyValueCache) -> KeyValueCache:
+        """The cache, without the tokens that `crop` forgot."""
+        if self.window is None and cache.length > self.length:
+            cache.crop(self.length)
+        return cache
 
     def _rebuild(self, keys: Tensor, values: Tensor) -> None:
         """Replace the tokens by these; if memory does not suffice, the layer stays as it was."""

@@ -18,13 +18,15 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from avow.attend import check_automatic
 from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
-from avow.errors import ParameterError
+from avow.errors import ParameterError, value_text
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.methods import all_methods, checked_class, named_form
+from avow.methods import all_methods, checked_class, exact_method, method_named, named_form
 from avow.parameters import declared
 
 NAME = "avow"
 """The attention implementation that transformers knows."""
+USUAL_TOL = 1e-2
+"""The tolerance of a method that needs one and was given none."""
 
 _LAYER, _BEFORE, _PREPARES = "_avow_layer", "_avow_before", "_prepare_cache_for_generation"
 # Attributes of layers whose attention is not softmax attention under a mask.
@@ -38,7 +40,18 @@ _CHOICES = {"indices", "block_indices"}
 
 @dataclass(frozen=True)
 class Setting:
-    """How one layer attends: the arguments of `avow.attend` that do not depend on what it attends to."""
+    """How one layer attends: the arguments of `avow.attend` that do not depend on what it attends to.
+
+    A method that selects tokens leaves tokens out as far as a tolerance allows: without one, `tol` is `USUAL_TOL`.
+
+    Attributes:
+        tol: the largest error of a row that is accepted, relative to the longest value that the row sees; None sets no
+            limit.
+        method: "auto", or the name of a method whose target is softmax attention.
+        confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
+        parameters: the method's, by name.
+        rtol: the same relative to the length of the row's true answer.
+    """
 
     tol: float | None = None
     method: str = "auto"
@@ -48,9 +61,12 @@ class Setting:
 
     def __post_init__(self) -> None:
         checked_requirement(self.tol, self.confidence, rtol=self.rtol)
+        for name in ("tol", "rtol"):
+            if getattr(self, name) == 0:
+                raise ParameterError(name, 0, "must be above 0", f"try {name}=1e-2, or leave it out for exact")
         if not isinstance(self.parameters, Mapping):
             rule = "must map names of parameters to values"
-            raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
+            raise ParameterError("parameters", value_text(self.parameters), rule, 'try {"features": 256}')
         if self.method == "auto":
             return check_automatic(self.parameters)
         kind = checked_class(self.method, self.parameters)
@@ -58,17 +74,33 @@ class Setting:
             rule = f"computes {kind.target}, and models are trained with softmax attention"
             remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
             raise ParameterError("method", self.method, rule, remedy)
+        if not kind.selects_tokens:
+            return
+        for name, value in self.parameters.items():
+            rule = "is set by the cache of a model"
+            remedy = "leave it out; give tol= or confidence=, or past_key_values=CertifiedCache(model.config, bits=...)"
+            raise ParameterError(f"{self.method}: {name}", value, rule, remedy)
+        if self.exact:
+            object.__setattr__(self, "tol", USUAL_TOL)
+
+    def __str__(self) -> str:
+        limits = [f"{name}={limit:g}" for name in ("tol", "rtol") if (limit := getattr(self, name)) is not None]
+        return f"{self.method} ({', '.join(limits)})" if limits else self.method
+
+    @property
+    def kind(self) -> type[Method] | None:
+        """The class of the method; None if that is to be chosen call by call."""
+        return None if self.method == "auto" else method_named(self.method)
 
     @property
     def exact(self) -> bool:
         """Whether no error is allowed but that of rounding."""
         return self.tol is None and self.rtol is None
 
-    @property
-    def asks_cache(self) -> bool:
-        """Whether a cache of keys and values keeps this promise itself: all of them, or those that may matter."""
-        fits = self.method in ("auto", "exact") or (self.method == "sparse" and not self.exact)
-        return fits and not self.parameters
+    @functools.cached_property
+    def exactly(self) -> Setting:
+        """Exact attention within the same tolerances."""
+        return Setting(self.tol, exact_method().name, rtol=self.rtol)
 
 
 def softmax_methods() -> list[type[Method]]:
@@ -134,6 +166,31 @@ def enable(
     `generate()` then keeps keys and values in a `CertifiedCache`. If a layer cannot be replaced, the error names it,
     and the model stays as it was. Enabling again changes the setting, and takes the model back from another
     implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
+
+    Args:
+        model: a model of transformers, or a wrapper such as peft's around one.
+        tol: the largest error of a row that is accepted, relative to the longest value that the row sees; None sets no
+            limit.
+        method: "auto", or a method whose target is softmax attention, by name or as an object.
+        confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
+        rtol: the same relative to the length of the row's true answer.
+        **parameters: parameters of a named method.
+
+    Raises:
+        ParameterError: this is not such a model, a layer cannot be replaced, or an option does not fit.
+        UnknownMethod: there is no method of that name.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from avow.integrations import transformers as avow_transformers
+    >>> import avow
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> avow_transformers.enable(model, tol=1e-2)
+    >>> with avow.record() as certificates:
+    ...     out = model(torch.arange(9)[None])
+    >>> certificates.keeps(1e-2), len(certificates.layers)
+    (True, 2)
     """
     if isinstance(method, Method):
         checked_class(method, parameters)
@@ -167,7 +224,21 @@ def enable(
 
 @declared()
 def disable(model: Any) -> None:
-    """The model as it was before `enable`."""
+    """The model as it was before `enable`.
+
+    Args:
+        model: one in which avow is enabled, or not.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from avow.integrations import transformers as avow_transformers
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> avow_transformers.enable(model, tol=1e-2)
+    >>> avow_transformers.disable(model)
+    >>> model.config._attn_implementation
+    'sdpa'
+    """
     model = pretrained(model)
     check_enabled(model)
     _restore(vars(model).pop(_BEFORE))

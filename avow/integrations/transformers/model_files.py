@@ -1,4 +1,6 @@
-"""Models from local files: a folder, a GGUF file, or an installed package that carries one. Nothing is fetched."""
+"""Models from local files: a folder, a GGUF file, an installed package that carries one, or a name of the Hugging Face
+hub that is in the local cache. Nothing is fetched.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from huggingface_hub import constants, scan_cache_dir, snapshot_download
+from huggingface_hub.errors import CacheNotFound, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from avow import file_io
 from avow.errors import FileError, ParameterError, is_out_of_memory
+from avow.extras import require
 
 
 class Loaded(NamedTuple):
@@ -26,13 +31,18 @@ class Loaded(NamedTuple):
 
 
 def load_model(source: str) -> Loaded:
-    """The model in a folder, in a GGUF file, or in the installed package of that name, whose code is not run."""
+    """The model in a folder, a GGUF file, an installed package (its code is not run), or the Hugging Face cache.
+
+    A name of the hub, such as `meta-llama/Llama-3.2-1B`, may be followed by `@` and a revision.
+    """
     from safetensors import SafetensorError
 
-    place = _place(source)
+    place, name, remedy = _place(source)
     for file in [place] if place.is_file() else sorted(place.glob("*.safetensors")):
-        file_io.check_header(file, "model", "name a model of transformers")
+        file_io.check_header(file, "model", remedy)
     gguf = place.name if place.is_file() else None
+    if gguf:
+        require("gguf", "accelerate", purpose="to read GGUF files")
     folder = place.parent if gguf else place
     more: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
     try:
@@ -44,37 +54,80 @@ def load_model(source: str) -> Loaded:
         if is_out_of_memory(error):
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise FileError("model", source, f"cannot be loaded ({lines[0]})", "name a model of transformers") from error
-    return Loaded(model, tokenizer, place.stem if gguf else place.name)
+        raise FileError("model", source, f"cannot be loaded ({lines[0]})", remedy) from error
+    return Loaded(model, tokenizer, name)
 
 
-def _place(source: str) -> Path:
+class _Place(NamedTuple):
+    """A folder that transformers saved or a GGUF file, the model's name, and what to do if it cannot be loaded."""
+
+    path: Path
+    name: str
+    remedy: str = "name a model of transformers"
+
+
+def _place(source: str) -> _Place:
     """The folder or the GGUF file that is meant."""
     path = Path(source)
     if path.is_file():
         if path.suffix != ".gguf":
-            remedy = "name a folder, a .gguf file or an installed package"
+            remedy = "name a folder, a .gguf file, an installed package or a name of the hub"
             raise FileError("model", source, "is not a GGUF file", remedy)
-        return path
+        return _Place(path, path.stem)
     if path.is_dir():
         return _within(source, path)
     # Where a top-level package lies; finding it imports nothing.
     spec = PathFinder.find_spec(source) if source.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        rule = "is neither a folder, nor a file, nor an installed package"
-        raise FileError("model", source, rule, "name a model that is on this machine; nothing is fetched")
-    return _within(source, Path(next(iter(spec.submodule_search_locations))))
+    if spec is not None and spec.submodule_search_locations:
+        return _within(source, Path(next(iter(spec.submodule_search_locations))))
+    name, _, revision = source.partition("@")
+    download = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+    folder, known = _snapshot(source, name, revision, download)
+    return _within(source, folder, known)._replace(remedy=f"run {download}, which completes it; avow fetches nothing")
 
 
-def _within(source: str, folder: Path) -> Path:
+def _snapshot(source: str, name: str, revision: str, download: str) -> tuple[Path, str]:
+    """A model's folder in the Hugging Face cache, and its name: of this revision, of `main`, or of the only one."""
+    try:
+        return Path(snapshot_download(name, revision=revision or None, local_files_only=True)), source
+    except HFValidationError as error:
+        rule = "is neither a folder, nor a file, nor an installed package, nor a name of the Hugging Face hub"
+        raise FileError("model", source, rule, "name a model that is on this machine; nothing is fetched") from error
+    except LocalEntryNotFoundError as error:
+        if (partial := getattr(error, "snapshot_path", None)) is not None:
+            return Path(partial), source  # what is missing may be files that transformers does not need
+        found = _revisions(name)
+        if len(set(found.values())) == 1 and not revision:
+            only, folder = next(iter(found.items()))
+            return folder, f"{name}@{only}"
+        if found:
+            rule = f"is not in the Hugging Face cache, which has the revisions {', '.join(found)}"
+            remedy = f"use {name}@{next(iter(found))}, or run {download} first; avow fetches nothing"
+            raise FileError("model", source, rule, remedy) from error
+        rule = f"is not a folder, a file, an installed package, or in the Hugging Face cache {constants.HF_HUB_CACHE}"
+        raise FileError("model", source, rule, f"run {download} first; avow fetches nothing") from error
+
+
+def _revisions(name: str) -> dict[str, Path]:
+    """The cached snapshots of a model, by their branches and tags, or by their commits."""
+    try:
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return {}
+    snapshots = [x for repo in repos if (repo.repo_type, repo.repo_id) == ("model", name) for x in repo.revisions]
+    return dict(sorted((ref, x.snapshot_path) for x in snapshots for ref in x.refs or [x.commit_hash]))
+
+
+def _within(source: str, folder: Path, name: str = "") -> _Place:
     """A folder that transformers saved, or the one GGUF file in it."""
     if (folder / "config.json").is_file():
-        return folder
+        return _Place(folder, name or folder.name)
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         held = f"{len(files)} GGUF files" if files else "neither config.json nor a GGUF file"
-        raise FileError("model", source, f"holds {held}", "name the folder or the file of one model")
-    return files[0]
+        remedy = f"name one of them, such as {files[0]}" if files else "name the folder or the file of one model"
+        raise FileError("model", source, f"holds {held}", remedy)
+    return _Place(files[0], name or files[0].stem)
 
 
 def _family(folder: Path) -> Any:

@@ -42,7 +42,14 @@ _WARM = 2
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """How each head of each attention layer attends; `fingerprint` is that of the model it was made for."""
+    """How each head of each attention layer attends.
+
+    Attributes:
+        model: name of the model.
+        fingerprint: that of the weights it was made for.
+        tol: the tolerance that every row of every head keeps.
+        layers: the setting of each head, by the layer's name.
+    """
 
     model: str
     fingerprint: str
@@ -59,7 +66,11 @@ class ModelPlan:
         return sum(len(heads) for heads in self.layers.values())
 
     def to_json(self) -> str:
-        """The plan as its file has it, a line for each head."""
+        """The plan as its file has it, a line for each head.
+
+        Returns:
+            The JSON.
+        """
         about = {"format": FORMAT, "model": self.model, "fingerprint": self.fingerprint, "tol": self.tol}
         layers = []
         for name, heads in self.layers.items():
@@ -70,7 +81,17 @@ class ModelPlan:
 
     @staticmethod
     def from_json(text: str) -> ModelPlan:
-        """The plan that `to_json` wrote."""
+        """The plan that `to_json` wrote.
+
+        Args:
+            text: the JSON.
+
+        Returns:
+            The plan.
+
+        Raises:
+            InputError: this is not a plan.
+        """
         plain = json.loads(text)
         if plain["format"] != FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, not {FORMAT!r}")
@@ -93,7 +114,17 @@ def _setting(plain: dict[str, Any]) -> Setting:
 
 @declared()
 def read_plan(path: str | Path) -> ModelPlan:
-    """The plan in a file."""
+    """The plan in a file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        FileError: the file is missing or is not a plan.
+    """
     try:
         return ModelPlan.from_json(file_io.read_document(Path(path)))
     except FileNotFoundError as error:
@@ -116,9 +147,26 @@ def apply(model: Any, plan: ModelPlan | str | Path) -> None:
     """Make each head of a model attend as a plan, or the file of one, says; `disable` undoes it.
 
     A plan that was made for another model is refused, and the model stays as it was. When a text is continued, layers
-    whose heads are all `sparse` read the tokens that may matter, if their cache finds that this pays; the others read
-    all tokens, once for all heads. A text that is read at once is answered in the cheapest way that keeps the
-    tolerance. If a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
+    whose heads all have the method `auto` and one tolerance read the tokens that may matter, if their cache finds that
+    this pays; the others read all tokens, once for all heads. A text that is read at once is answered by each head's
+    method. If that cannot prove the tolerance, the answer is exact, and its certificate says so.
+
+    Args:
+        model: a model of transformers, or a wrapper such as peft's around one.
+        plan: a `ModelPlan`, or the path of its file.
+
+    Raises:
+        ParameterError: this is not such a model, or the plan is for another one.
+        FileError: the file is missing or is not a plan.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from avow.integrations import transformers as avow_transformers
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> plan = avow_transformers.profile(model, torch.arange(48)[None]).plan
+    >>> avow_transformers.apply(model, plan)
+    >>> avow_transformers.disable(model)
     """
     plan, model = _loaded(plan), pretrained(model)
     own = fingerprint(model)
@@ -152,7 +200,14 @@ def fingerprint(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Statement:
-    """The certificates of one run, and its logits beside those of the model as it was before."""
+    """The certificates of one run, and its logits beside those of the model as it was before.
+
+    Attributes:
+        certificates: those of all layers.
+        change: the largest difference in any logit that is not padding's.
+        agreement: the share of places whose largest logit is the same.
+        places: how many places were compared.
+    """
 
     certificates: Record
     change: float
@@ -169,7 +224,24 @@ class Statement:
 @declared()
 @torch.no_grad()
 def statement(model: Any, **inputs: Any) -> Statement:
-    """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""
+    """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice.
+
+    Args:
+        model: one in which avow is enabled.
+        **inputs: what the model is called with, such as `input_ids`.
+
+    Returns:
+        The certificates, and how far logits are from those of the model without avow.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from avow.integrations import transformers as avow_transformers
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> avow_transformers.enable(model, tol=1e-2)
+    >>> avow_transformers.statement(model, input_ids=torch.arange(9)[None]).agreement
+    1.0
+    """
     model = pretrained(model)
     enabling.check_enabled(model)
 
@@ -195,7 +267,25 @@ def _agreement(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a plan did to a model on one text. Only certificates are proved, of layers; the rest was measured."""
+    """What a plan did to a model on one text. Only certificates are proved, of layers; the rest was measured.
+
+    Attributes:
+        plan: the plan.
+        tokens: length of the text.
+        places: predictions compared: the text's last tokens, each predicted from all before it.
+        exact_perplexity: that of the model as it is.
+        perplexity: that under the plan.
+        agreement: the share of places whose likeliest token is the same.
+        divergence: the mean of KL(exact ‖ plan), in nats.
+        largest_divergence: the largest of any place.
+        generated: tokens written after the text, greedily.
+        matched: how many of them are the same before the first that differs.
+        certificates: those of all layers.
+        largest_error: the largest true error among the rows that were recomputed in float64.
+        audited: how many rows those are.
+        kept: whether every one of them is within its own bound.
+        seconds: what finding out took.
+    """
 
     plan: ModelPlan
     tokens: int
@@ -251,6 +341,19 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
 
     The text before them is read once, by the model as it is. Under the plan the rest is read as `generate()` writes it:
     token by token, from the cache that it uses. The model is left as it was.
+
+    Args:
+        model: a model of transformers, or a wrapper such as peft's around one.
+        plan: a `ModelPlan` for it, or the path of its file.
+        ids: the text, (1, n).
+        places: how many of its last tokens are predicted.
+        generate: how many tokens are written after it.
+
+    Returns:
+        Perplexities, divergences, matching tokens, certificates and an audit.
+
+    Raises:
+        ParameterError: the plan is for another model, or the text is too short.
     """
     started = time.perf_counter()
     plan, model = _loaded(plan), pretrained(model)
@@ -340,6 +443,16 @@ class Speed:
 
     On a CPU this is processor time, of all threads together, which other programs disturb least; on a GPU it is the
     time that passed. Ratios are medians of each round's own.
+
+    Attributes:
+        tokens: length of the text before.
+        rounds: how often all three took turns.
+        as_it_is: without avow.
+        enabled: with avow enabled at the plan's tolerance.
+        planned: under the plan.
+        enabled_ratio: enabled over without.
+        planned_ratio: planned over without.
+        clock: what was measured: processor time, or the time that passed.
     """
 
     tokens: int
@@ -366,6 +479,18 @@ class Speed:
 def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -> Speed:
     """The cost of one more token behind the tokens (1, n): without avow, with it enabled at the plan's tolerance, and
     under the plan, from the caches that `generate()` uses. The model is left as it was.
+
+    Args:
+        model: a model of transformers, or a wrapper such as peft's around one.
+        plan: a plan for it.
+        ids: the text, (1, n).
+        rounds: how often all three take turns.
+
+    Returns:
+        Milliseconds for a token, and ratios.
+
+    Raises:
+        ParameterError: the plan is for another model, or the text is too short.
     """
     model = pretrained(model)
     _check_decoder(model, "does not write a text token by token", "measure")

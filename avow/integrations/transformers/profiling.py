@@ -139,7 +139,18 @@ class Head:
 
 @dataclass(frozen=True)
 class Profile:
-    """Every head of every attention layer of a model over one text."""
+    """Every head of every attention layer of a model over one text.
+
+    Attributes:
+        model: name of the model.
+        fingerprint: that of its weights.
+        tokens: length of the text.
+        tol: what a plan must prove of every row of every head.
+        budget: the share of exact attention's cost that a method may take.
+        layers: what each head does and is offered, by the layer's name.
+        seconds: what finding out took.
+        speed: what a new token costs with the plan, if that was measured (`decoding_speed`).
+    """
 
     model: str
     fingerprint: str
@@ -178,9 +189,10 @@ class Profile:
         if offer is None:
             return Setting(method="exact")
         confidence = None if offer.kind == "deterministic" else CONFIDENCE
-        # Parameters that a method chooses for the tolerance are left out.
-        parameters = {} if method_named(offer.method).selects_tokens else offer.parameters
-        return Setting(self.tol, offer.method, confidence, parameters)
+        if method_named(offer.method).selects_tokens:
+            # The cache knows at each length whether that pays.
+            return Setting(self.tol, "auto", confidence)
+        return Setting(self.tol, offer.method, confidence, offer.parameters)
 
 
 @declared()
@@ -193,10 +205,33 @@ def profile(
     name: str = "",
     tell: Callable[[str], None] = lambda step: None,
 ) -> Profile:
-    """What each head needs, from one run over the tokens (1, n). Layers are measured as they run, and forgotten.
+    """What each head needs, from one run over a text. Layers are measured as they run, and forgotten.
 
-    `tol` is what a plan must prove of every row of every head, `budget` the share of exact attention's cost it may
-    take. The model is left as it was.
+    The model is left as it was.
+
+    Args:
+        model: a model of transformers, or a wrapper such as peft's around one.
+        ids: the text, (1, n).
+        tol: what a plan must prove of every row of every head, relative to the longest value.
+        budget: the share of exact attention's cost that a method may take.
+        name: what the plan calls the model; empty for its own name.
+        tell: called with a line about each layer.
+
+    Returns:
+        What every head does and is offered; `plan` is the plan that follows.
+
+    Raises:
+        ParameterError: this is not such a model, or an option does not fit.
+        ShapeError: the text is too short, or not one text.
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from avow.integrations import transformers as avow_transformers
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> profile = avow_transformers.profile(model, torch.arange(48)[None])
+    >>> len(profile.heads), profile.plan.tol
+    (8, 0.01)
     """
     if not 0 < as_float(tol) < math.inf:
         raise ParameterError("tol", tol, "must be above 0 and finite", "try tol=1e-2")

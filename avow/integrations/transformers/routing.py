@@ -1,0 +1,153 @@
+"""Which method answers a call of a layer; if it is not the one that was asked for, the certificate says why.
+
+The same rules hold for `enable(model, method=...)`, for `"avow|method"` and for each head of a plan. They ask for
+properties of the method:
+
+| method          | few queries, after what is in a `CertifiedCache` | other calls                                 |
+|-----------------|--------------------------------------------------|---------------------------------------------|
+| `auto`          | the cache chooses                                | the planner chooses; exact, if queries are few |
+| exact           | exact                                            | exact                                       |
+| selects tokens  | the method                                       | exact: there is nothing to save             |
+| any other       | exact if it is one query, else the method        | likewise; exact, if the method cannot answer |
+
+A cache answers the last tokens that were appended to it if each of them sees all tokens up to itself. Exact attention
+keeps the tolerance, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from avow.attend import Attended, attend
+from avow.core import with_reason
+from avow.core.compose import compose, select
+from avow.errors import ParameterError, ToleranceUnreachable
+from avow.integrations.transformers.cache import cache_of
+from avow.integrations.transformers.call_view import CallView
+from avow.integrations.transformers.enabling import Setting
+from avow.nn import KeyValueCache
+
+# With s keys m features or landmarks cost s·m, and exact attention costs n·s with n queries. So with fewer queries
+# than m no such method pays, and weighing all methods takes longer than the answer. Selecting tokens pays for as long
+# as queries share most of those that they select.
+_FEW = 32
+
+_SEE_RECORD = "avow.record() shows the method and the reason of every answer"
+
+
+def attended(setting: Setting, query: Tensor, view: CallView) -> Attended:
+    """The answer to one call of a layer, or of some of its heads, under a setting."""
+    cache, uncached = _cache(query, view)
+    kind, (chosen, reason) = setting.kind, _applicable(setting, query.shape[-2], uncached)
+    continues = query.shape[-2] <= _FEW and query.shape[-2] < view.key.shape[-2]
+    if reason and continues and kind is not None and kind.selects_tokens:
+        _warn(
+            f"method={setting.method!r} answers queries that see all tokens of a CertifiedCache. Exact attention "
+            "answered others: with padding, from transformers' own caches, in cross-attention. "
+            f"After enable(model, ...) generate() keeps a CertifiedCache; {_SEE_RECORD}"
+        )
+    try:
+        out, certificate = _answered(chosen, query, view, cache)
+    except (ToleranceUnreachable, ParameterError) as error:
+        # Settings are checked when they are made: what is wrong now depends on the inputs and on their sizes.
+        if cache is not None or kind is None or kind.is_exact or chosen is not setting:
+            raise
+        reason = f"{error.name}={error.value} {error.rule}"
+        _warn(f"method={setting.method!r} could not answer every call; exact attention answered others; {_SEE_RECORD}")
+        out, certificate = _answered(setting.exactly, query, view, cache)
+    return Attended(out, with_reason(certificate, reason) if reason else certificate)
+
+
+def _applicable(setting: Setting, queries: int, uncached: str) -> tuple[Setting, str]:
+    """The setting for so many queries, and why it is not the given one; `uncached` says why no cache answers."""
+    kind, why = setting.kind, ""
+    many = "one query" if queries == 1 else f"{queries:,} queries"
+    if kind is None:
+        if setting.exact:
+            return setting.exactly, ""
+        if uncached and queries <= _FEW:
+            why = f"{many}, and {uncached}"
+    elif kind.selects_tokens:
+        if queries > _FEW:
+            why = f"{setting} is for few queries, and these are {queries:,}"
+        elif uncached:
+            why = f"{setting} is for caches, and {uncached}"
+    elif queries == 1 and not kind.is_exact:
+        why = f"{setting} is for several queries at once, and this is one"
+    return (setting.exactly, why) if why else (setting, "")
+
+
+def _cache(query: Tensor, view: CallView) -> tuple[KeyValueCache | None, str]:
+    """The cache that answers these queries, or None and why it does not."""
+    queries, keys = query.shape[-2], view.key.shape[-2]
+    if 1 < queries == keys:
+        return None, "they are a whole text"
+    cache = cache_of(view.key, view.value)
+    if cache is None:
+        return None, "the keys are not in a CertifiedCache"
+    if not (view.mask is None if queries == 1 else queries <= _FEW and _sees_up_to_itself(queries, view.mask, cache)):
+        return None, "a mask hides some tokens"
+    if torch.is_grad_enabled() and query.requires_grad:
+        return None, "answers from a cache have no gradient"
+    return cache, ""
+
+
+def _sees_up_to_itself(queries: int, mask: Tensor | None, cache: KeyValueCache) -> bool:
+    """Whether each of the last tokens sees all tokens of the cache, up to itself."""
+    if mask is None or mask.dtype != torch.bool or cache.window is not None:
+        return False
+    past = torch.ones(queries, cache.length, dtype=torch.bool, device=mask.device).tril(cache.length - queries)
+    return bool((mask == past).all())
+
+
+def _answered(setting: Setting, query: Tensor, view: CallView, cache: KeyValueCache | None) -> Attended:
+    tol, rtol, confidence = setting.tol, setting.rtol, setting.confidence
+    if cache is not None and not setting.parameters:
+        return cache.attend(query, tol, confidence, view.scale, None, setting.method, rtol)
+    limits: dict[str, Any] = {"tol": tol, "rtol": rtol, "confidence": confidence}
+    method = {"method": setting.method, **setting.parameters}
+    return attend(query, view.key, view.value, **limits, **method, **view.options(query))
+
+
+def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> Attended:
+    """The answers of all heads, each under its setting, and the certificate of the whole.
+
+    Heads with the same setting attend together. A cache is read once for all heads: if they differ, exactly.
+    """
+    if len(settings) != query.shape[1]:
+        rule = f"must be the layer's {query.shape[1]} heads"
+        raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
+    groups: dict[str, list[int]] = {}  # a setting cannot be hashed: its parameters are a dictionary
+    for head, setting in enumerate(settings):
+        groups.setdefault(repr(setting), []).append(head)
+    if len(groups) == 1:
+        return attended(settings[0], query, view)
+    if _cache(query, view)[0] is not None:
+        tol = min((x.tol for x in settings if x.tol is not None), default=None)
+        rtol = min((x.rtol for x in settings if x.rtol is not None), default=None)
+        out, certificate = attended(Setting(tol, rtol=rtol).exactly, query, view)
+        return Attended(out, with_reason(certificate, "heads with different settings share one cache"))
+    parts = [_part(settings[heads[0]], heads, query, view) for heads in groups.values()]
+    order = torch.tensor([head for heads in groups.values() for head in heads], device=query.device).argsort()
+    certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
+    reasons = dict.fromkeys(part.certificate.reason for part in parts if part.certificate.reason)
+    certificate = dataclasses.replace(certificate, reason="; ".join(reasons))
+    return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
+
+
+def _part(setting: Setting, heads: list[int], query: Tensor, view: CallView) -> Attended:
+    """The answers of some heads."""
+    key_heads = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
+    mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
+    part = view._replace(key=view.key[:, key_heads], value=view.value[:, key_heads], mask=mask)
+    return attended(setting, query[:, heads], part)
+
+
+def _warn(message: str) -> None:
+    """Say it once: Python shows a warning again only if its text or its place differs."""
+    warnings.warn(message, UserWarning, stacklevel=1)

@@ -12,13 +12,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-browser test-kernels test-processes test-model test-transformers claims check format fuzz fuzz-lab soak bench docs picture clean help
+.PHONY: compare test test-browser test-kernels test-processes test-wheel test-model test-transformers claims check format fuzz fuzz-lab soak bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
 	@$(BIN)/avow compare
 
-test: $(READY)  ## the tests; the others that CI runs are test-browser, test-kernels and test-processes
+test: $(READY)  ## the tests; the others that CI runs are test-browser, test-kernels, test-processes and test-wheel
 	@$(BIN)/python -m pytest -n 3 -q --dist loadfile
 
 test-browser: $(READY)  ## tests of the lab, the reports and the documents in a real browser
@@ -29,6 +29,9 @@ test-kernels: $(READY)  ## tests of the kernels for GPUs, interpreted on the CPU
 
 test-processes: $(READY)  ## tests of several processes together: attention over shards, training under torchrun
 	@$(BIN)/python -m pytest -n 2 -q --dist loadfile -m processes
+
+test-wheel: $(READY)  ## tests of the package as pip installs it: the wheel with its core dependencies alone
+	@$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
 	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py

@@ -2,38 +2,50 @@
 
     out, certificate = avow.attend(q, k, v, tol=1e-2)   the cheapest method that proves the tolerance, and its proof
     avow.plan(q, k, v, tol=1e-2)                        what would run, what it would cost, and why
+    avow.plan_decode(tokens, heads, key_heads)          what a step of a decode loop costs on this machine
     avow.audit(out, q, k, v)                            sampled rows of anybody's answer, recomputed in float64
 
 q, k and v are (batch, heads, length, dim), as in `torch.nn.functional.scaled_dot_product_attention`.
 
+    avow.scaled_dot_product_attention(q, k, v)          the answer alone, called as PyTorch's function is
+    avow.record()                                       the certificates of every layer of a model while it runs
+
+Subpackages, which are loaded when they are first used:
+
     avow.nn             modules, and `KeyValueCache` for decoding
-    avow.integrations   `enable(model, tol=...)` for Hugging Face transformers
+    avow.optim          what training needs beside torch.optim
+    avow.integrations   `transformers.enable(model, tol=...)` for Hugging Face models
     avow.distributed    attention over several processes
     avow.training       a trainer, and the experiment on knowledge
     avow.theory         claims about attention with proofs, and weights in closed form
-
-Subpackages are loaded when they are first used: after `import avow`, `avow.nn.Attention` is there.
+    avow.errors         all that can be raised, as a tree
+    avow.core           what a method of your own is made of
 """
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from avow.attend import attend, audit, features_needed, plan
+from avow.attend import Attended, attend, audit, features_needed, plan, scaled_dot_product_attention
 from avow.core import Certificate, Cost, Method, Problem, Sizes
-from avow.core.record import record
+from avow.core.audit import Audit
+from avow.core.lazy_modules import lazy_modules
+from avow.core.record import Record, record
 from avow.errors import AvowError, InputError, ToleranceUnreachable
 from avow.methods import all_methods
+from avow.planner import Plan
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attended",
+    "Audit",
     "AvowError",
     "Certificate",
     "Cost",
     "InputError",
     "Method",
+    "Plan",
     "Problem",
+    "Record",
     "Sizes",
     "ToleranceUnreachable",
     "__version__",
@@ -43,30 +55,38 @@ __all__ = [
     "audit",
     "features_needed",
     "plan",
+    "plan_decode",
     "record",
+    "scaled_dot_product_attention",
 ]
 
-_SUBPACKAGES = ("bench", "distributed", "integrations", "lab", "nn", "optim", "report", "theory", "training")
+_SUBPACKAGES = (
+    *("bench", "core", "decode", "distributed", "errors", "integrations", "lab", "methods", "nn", "optim", "report"),
+    *("theory", "training"),
+)
 
 
 def apply(model: Any, plan: Any) -> None:
-    """Have each head of a Hugging Face model attend as a plan says; `plan` is one, or the path of its file.
+    """Have each head of a Hugging Face model attend as a plan says.
 
     `avow profile` writes plans; `avow.integrations.transformers.disable` takes this one back. A plan that was made for
     another model is refused, and the model stays as it was.
+
+    Args:
+        model: a model of transformers, or a wrapper such as peft's around one.
+        plan: a `ModelPlan`, or the path of its file.
+
+    Raises:
+        ParameterError: this is not such a model, or the plan is for another one.
+        FileError: the file is missing or is not a plan.
     """
     from avow.integrations.transformers import model_plan
 
     model_plan.apply(model, plan)
 
 
-if not TYPE_CHECKING:  # or every misspelt name would pass for a module
-
-    def __getattr__(name: str) -> ModuleType:
-        if name in _SUBPACKAGES:
-            return importlib.import_module(f"avow.{name}")
-        raise AttributeError(f"module 'avow' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted((*globals(), *_SUBPACKAGES))
+if TYPE_CHECKING:
+    from avow.decode.plan import plan_decode
+else:  # or every misspelt name would pass for a module
+    # A plan of decoding needs a cache, which is loaded when somebody asks.
+    __getattr__, __dir__ = lazy_modules(__name__, _SUBPACKAGES, __all__, {"plan_decode": "decode.plan"})

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -32,12 +34,18 @@ from avow.core import (
 )
 from avow.core.audit import Audit, audit_rows
 from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.eager import run_eagerly
+from avow.core.record import note, running_layer
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
-from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
-from avow.methods import checked_class, exact_method, method_from, random_features
+from avow.core.sdpa_names import mask_and_causal
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable, value_text
+from avow.methods import all_methods, checked_class, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
 from avow.numerics.rounding import unit
 from avow.planner import Plan
+
+# What autocast converts.
+_NARROWED = (torch.float32, torch.bfloat16, torch.float16)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -47,17 +55,33 @@ _SAMPLED_ROWS, _ROWS_PER_SAMPLE = 8, 64
 
 
 class Attended(NamedTuple):
-    """An answer and what is promised of it."""
+    """An answer and what is promised of it.
+
+    Attributes:
+        out: the answer, (batch, heads, n, value dim), in the type of q.
+        certificate: what is promised of it.
+
+    >>> import torch, avow
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> out, certificate = avow.attend(q, k, v)
+    >>> tuple(out.shape)
+    (1, 8, 64, 16)
+    """
 
     out: Tensor
     certificate: Certificate
 
+    def __repr__(self) -> str:
+        return f"Attended(out={value_text(self.out)}, certificate={self.certificate!r})"
 
-def no_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function outside autocast: a bound for the arithmetic asked for must not meet a narrower one."""
+
+def own_arithmetic(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function outside autocast and compiled graphs: a bound is for the arithmetic that was asked for, no other."""
 
     @functools.wraps(function)
     def outside(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():
+            return run_eagerly(f"avow.{function.__name__}", function, *arguments, **options)
         given = (*arguments, *options.values())
         kinds = {x.device.type for x in given if isinstance(x, Tensor)} or {"cpu"}
         with contextlib.ExitStack() as stack:
@@ -68,7 +92,7 @@ def no_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return outside
 
 
-@no_autocast
+@own_arithmetic
 def attend(
     q: Tensor,
     k: Tensor,
@@ -83,6 +107,9 @@ def attend(
     enable_gqa: bool = False,
     kernel: str = "dot",
     sigma: float | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+    dropout_p: float = 0.0,
     confidence: float | None = None,
     coverage: float | None = None,
     generator: torch.Generator | None = None,
@@ -90,18 +117,58 @@ def attend(
 ) -> Attended:
     """Attention, and the certificate of the error it made.
 
-    `tol` bounds every row's error, in units of the largest value norm the row sees, and `rtol` in units of the true
-    answer's own length; the cheapest method that can prove what was asked runs, and exact attention if none can.
-    Without either, the answer is exact. `confidence < 1` also accepts promises that hold with that probability,
-    `coverage < 1` promises about that share of the rows. `method` is a name, whose parameters may follow and are
-    otherwise chosen for the tolerance, or a `Method` object, which runs as it is. Shapes, masks and scale are those of
-    PyTorch's SDPA.
+    With `tol` or `rtol` the cheapest method runs that proves what was asked, and exact attention if none can. Without
+    either, the answer is exact, and the certificate bounds its rounding. Shapes, masks and scale are those of PyTorch's
+    SDPA.
 
+    Args:
+        q: queries, (batch, heads, n, dim). Further batch axes may come before these four, and batch and heads may be
+            left out.
+        k: keys, (batch, key heads, s, dim).
+        v: values, (batch, key heads, s, value dim).
+        tol: the largest error of a row that is accepted, relative to the longest value that the row sees; None sets no
+            limit.
+        rtol: the same relative to the length of the row's true answer.
+        method: "auto", the name of a method (`avow.all_methods()` has them), or a `Method` object, which runs as it is.
+            The bound is then on the distance to that method's target: `separable` and `latent` are mechanisms of their
+            own, and not softmax attention.
+        mask: which keys a row sees, broadcast to (batch, heads, n, s): booleans, True at keys that may be seen, or
+            numbers that are added to the logits, -inf at keys that may not.
+        causal: whether row i sees keys 0 to i alone; a `mask` hides more of them.
+        scale: what q·k is multiplied by; None is 1/sqrt(dim).
+        enable_gqa: whether key heads may be fewer than query heads, each shared by heads/key heads of them.
+        kernel: "dot" for weights exp(scale·q·k), or "rbf" for exp(-‖q - k‖²/(2·sigma)).
+        sigma: width of the RBF kernel; for `kernel="rbf"` alone.
+        attn_mask: PyTorch's name for `mask`.
+        is_causal: PyTorch's name for `causal`.
+        dropout_p: must be 0: no certificate covers attention weights that are dropped at random.
+        confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
+        coverage: accept bounds that hold for this share of the rows, from rows recomputed in float64; None accepts
+            bounds for all rows alone.
+        generator: what methods draw from that draw at random; None is torch's own generator.
+        **parameters: parameters of a named method, such as `features=256`; those left out are chosen for the tolerance,
+            or usual.
+
+    Returns:
+        The answer and its certificate, as `out` and `certificate`.
+
+    Raises:
+        RangeError: norms are beyond what float64 can carry.
+        ShapeError: sizes do not fit together.
+        DtypeError: something is not a tensor, or of a type or on a device that does not fit.
+        NonFiniteError: q, k, v or the mask hold nan, or inf where that is not allowed.
+        ParameterError: an option has a value that it must not have; the message names it.
+        UnknownMethod: there is no method of that name.
+        ToleranceUnreachable: the named method, or with "auto" any available arithmetic, cannot prove the tolerance;
+            `error.best` is the smallest bound that can be proved.
+
+    >>> import torch, avow
     >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
-    >>> out, certificate = attend(q, k, v, tol=1e-2)
+    >>> out, certificate = avow.attend(q, k, v, tol=1e-2, causal=True)
     >>> certificate.bound <= 1e-2
     True
     """
+    mask, causal = mask_and_causal(mask, causal, attn_mask, is_causal, dropout_p)
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
@@ -114,7 +181,73 @@ def attend(
     return _attend_by(method, parameters, problem, requirement, generator)
 
 
-@no_autocast
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    tol: float | None = None,
+    rtol: float | None = None,
+) -> Tensor:
+    """The answer of `attend` alone, called as `torch.nn.functional.scaled_dot_product_attention` is.
+
+    Its certificate goes to the records that `avow.record` has open. Under autocast the inputs are converted first, as
+    PyTorch's function does it. Errors call the inputs q, k, v and mask.
+
+    Args:
+        query: queries, (batch, heads, n, dim).
+        key: keys, (batch, key heads, s, dim).
+        value: values, (batch, key heads, s, value dim).
+        attn_mask: which keys a row sees, broadcast to (batch, heads, n, s): booleans, True at keys that may be seen, or
+            numbers that are added to the logits, -inf at keys that may not.
+        dropout_p: must be 0: no certificate covers attention weights that are dropped at random.
+        is_causal: whether row i sees keys 0 to i alone; PyTorch does not take a mask beside it, this does.
+        scale: what q·k is multiplied by; None is 1/sqrt(dim).
+        enable_gqa: whether key heads may be fewer than query heads, each shared by heads/key heads of them.
+        tol: the largest error of a row that is accepted, relative to the longest value that the row sees; None sets no
+            limit.
+        rtol: the same relative to the length of the row's true answer.
+
+    Returns:
+        The answer, (batch, heads, n, value dim).
+
+    Raises:
+        RangeError: norms are beyond what float64 can carry.
+        ShapeError: sizes do not fit together.
+        DtypeError: something is not a tensor, or of a type or on a device that does not fit.
+        NonFiniteError: q, k, v or the mask hold nan, or inf where that is not allowed.
+        ParameterError: an option has a value that it must not have; the message names it.
+        ToleranceUnreachable: no available arithmetic proves the tolerance.
+
+    >>> import torch, avow
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> with avow.record() as certificates:
+    ...     out = avow.scaled_dot_product_attention(q, k, v, is_causal=True, tol=1e-2)
+    >>> certificates.keeps(1e-2)
+    True
+    """
+    qkv = as_autocast(query, key, value)
+    options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+    out, certificate = attend(*qkv, scale=scale, enable_gqa=enable_gqa, tol=tol, rtol=rtol, **options)
+    note(running_layer("scaled_dot_product_attention"), certificate)
+    return out
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the type that autocast has attention computed in, if it is on; it leaves float64 as it is."""
+    kinds = {x.device.type for x in tensors if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type)}
+    if not kinds:
+        return tensors
+    narrow = torch.get_autocast_dtype(kinds.pop())
+    return tuple(x.to(narrow) if isinstance(x, Tensor) and x.dtype in _NARROWED else x for x in tensors)
+
+
+@own_arithmetic
 def plan(
     q: Tensor,
     k: Tensor,
@@ -128,16 +261,57 @@ def plan(
     enable_gqa: bool = False,
     kernel: str = "dot",
     sigma: float | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+    dropout_p: float = 0.0,
     confidence: float | None = None,
     coverage: float | None = None,
     keys: int | None = None,
 ) -> Plan:
     """What `attend` would weigh for these tensors, what it would cost, and why each loser lost.
 
-    `keys` prices the plan for another number of keys. Queries grow with them if there are as many, as in
-    self-attention; otherwise they stay as they are, so that one query is priced as a step of decoding. Whether `rtol`
-    is kept shows in the answer alone: before, methods are weighed by how long a few answers are.
+    Whether `rtol` is kept shows in the answer alone: before, methods are weighed by how long a few answers are.
+
+    Args:
+        q: queries, (batch, heads, n, dim). Further batch axes may come before these four, and batch and heads may be
+            left out.
+        k: keys, (batch, key heads, s, dim).
+        v: values, (batch, key heads, s, value dim).
+        tol: the largest error of a row that is accepted, relative to the longest value that the row sees; None sets no
+            limit.
+        rtol: the same relative to the length of the row's true answer.
+        mask: which keys a row sees, broadcast to (batch, heads, n, s): booleans, True at keys that may be seen, or
+            numbers that are added to the logits, -inf at keys that may not.
+        causal: whether row i sees keys 0 to i alone; a `mask` hides more of them.
+        scale: what q·k is multiplied by; None is 1/sqrt(dim).
+        enable_gqa: whether key heads may be fewer than query heads, each shared by heads/key heads of them.
+        kernel: "dot" for weights exp(scale·q·k), or "rbf" for exp(-‖q - k‖²/(2·sigma)).
+        sigma: width of the RBF kernel; for `kernel="rbf"` alone.
+        attn_mask: PyTorch's name for `mask`.
+        is_causal: PyTorch's name for `causal`.
+        dropout_p: must be 0: no certificate covers attention weights that are dropped at random.
+        confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
+        coverage: accept bounds that hold for this share of the rows, from rows recomputed in float64; None accepts
+            bounds for all rows alone.
+        keys: price the plan for another number of keys. Queries grow with them if there are as many, as in
+            self-attention; otherwise they stay as they are, so that one query is priced as a step of decoding.
+
+    Returns:
+        The candidates, the chosen one first; prints as a table.
+
+    Raises:
+        RangeError: norms are beyond what float64 can carry.
+        ShapeError: sizes do not fit together.
+        DtypeError: something is not a tensor, or of a type or on a device that does not fit.
+        NonFiniteError: q, k, v or the mask hold nan, or inf where that is not allowed.
+        ParameterError: an option has a value that it must not have; the message names it.
+
+    >>> import torch, avow
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> avow.plan(q, k, v, tol=1e-2).chosen.method.name
+    'exact'
     """
+    mask, causal = mask_and_causal(mask, causal, attn_mask, is_causal, dropout_p)
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
@@ -146,7 +320,7 @@ def plan(
     return _make_plan(problem.measure_norms(), requirement, rates(sizes.device), sizes, thrifty=False)
 
 
-@no_autocast
+@own_arithmetic
 def audit(
     out: Tensor,
     q: Tensor,
@@ -163,8 +337,53 @@ def audit(
     enable_gqa: bool = False,
     kernel: str = "dot",
     sigma: float | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+    dropout_p: float = 0.0,
 ) -> Audit:
-    """Errors of sampled rows of any answer against the target of `method`, and a `sampled` certificate."""
+    """The errors of sampled rows of any answer, whoever computed it, and the `sampled` certificate that they earn.
+
+    Rows are drawn uniformly and recomputed in float64; if there are few, all are.
+
+    Args:
+        out: the answer, (batch, heads, n, value dim), in any type.
+        q: queries, (batch, heads, n, dim). Further batch axes may come before these four, and batch and heads may be
+            left out.
+        k: keys, (batch, key heads, s, dim).
+        v: values, (batch, key heads, s, value dim).
+        coverage: the share of the rows that the certificate is about.
+        confidence: the probability with which it holds.
+        method: whose target the answer is compared with: "exact" is softmax attention.
+        generator: what rows are drawn from; None is torch's own generator.
+        mask: which keys a row sees, broadcast to (batch, heads, n, s): booleans, True at keys that may be seen, or
+            numbers that are added to the logits, -inf at keys that may not.
+        causal: whether row i sees keys 0 to i alone; a `mask` hides more of them.
+        scale: what q·k is multiplied by; None is 1/sqrt(dim).
+        enable_gqa: whether key heads may be fewer than query heads, each shared by heads/key heads of them.
+        kernel: "dot" for weights exp(scale·q·k), or "rbf" for exp(-‖q - k‖²/(2·sigma)).
+        sigma: width of the RBF kernel; for `kernel="rbf"` alone.
+        attn_mask: PyTorch's name for `mask`.
+        is_causal: PyTorch's name for `causal`.
+        dropout_p: must be 0: no certificate covers attention weights that are dropped at random.
+
+    Returns:
+        The errors of the rows, in three units, and the certificate.
+
+    Raises:
+        RangeError: norms are beyond what float64 can carry.
+        ShapeError: sizes do not fit together.
+        DtypeError: something is not a tensor, or of a type or on a device that does not fit.
+        NonFiniteError: q, k, v or the mask hold nan, or inf where that is not allowed.
+        ParameterError: an option has a value that it must not have; the message names it.
+        UnknownMethod: there is no method of that name.
+
+    >>> import torch, avow
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    >>> bool(avow.audit(out, q, k, v).errors.max() < 1e-5)
+    True
+    """
+    mask, causal = mask_and_causal(mask, causal, attn_mask, is_causal, dropout_p)
     p = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
@@ -177,7 +396,7 @@ def audit(
     return audit_rows(out.detach(), p.measure_norms(), method_from(method, {}), coverage, confidence, generator)
 
 
-@no_autocast
+@own_arithmetic
 def features_needed(
     q: Tensor,
     k: Tensor,
@@ -187,8 +406,37 @@ def features_needed(
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    is_causal: bool | None = None,
 ) -> FeatureCount:
-    """How many random features would certify `tol`, from q and k alone; infinite when no feasible number does."""
+    """How many random features would certify `tol`, from q and k alone; infinite when no feasible number does.
+
+    Args:
+        q: queries, (batch, heads, n, dim). Further batch axes may come before these four, and batch and heads may be
+            left out.
+        k: keys, (batch, key heads, s, dim).
+        tol: the error that would be certified, relative to the longest value.
+        confidence: the probability with which it would be.
+        causal: whether row i sees keys 0 to i alone.
+        scale: what q·k is multiplied by; None is 1/sqrt(dim).
+        enable_gqa: whether key heads may be fewer than query heads, each shared by heads/key heads of them.
+        is_causal: PyTorch's name for `causal`.
+
+    Returns:
+        The number, with the norms that decide it.
+
+    Raises:
+        RangeError: norms are beyond what float64 can carry.
+        ShapeError: sizes do not fit together.
+        DtypeError: something is not a tensor, or of a type or on a device that does not fit.
+        ParameterError: an option has a value that it must not have; the message names it.
+        NonFiniteError: q or k hold nan or inf.
+
+    >>> import torch, avow
+    >>> q, k = 0.1 * torch.randn(2, 1, 8, 64, 16)
+    >>> avow.features_needed(q, k, tol=0.5).features < 100_000
+    True
+    """
+    _, causal = mask_and_causal(None, causal, None, is_causal)
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
     requirement = checked_requirement(tol, confidence)
     if not requirement.tol or requirement.confidence == 1:
@@ -198,9 +446,16 @@ def features_needed(
 
 
 def check_automatic(parameters: Mapping[str, object]) -> None:
-    """Raise if a method's parameters were given and none was named."""
+    """Raise if arguments were given that `attend` does not have, and no method was named whose parameters they are."""
     for name, value in parameters.items():
-        raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
+        owners = [kind.name for kind in all_methods().values() if name in {p.name for p in kind.declared()}]
+        if owners:
+            remedy = f"add method={' or method='.join(map(repr, owners))}"
+            raise ParameterError(name, value_text(value), "belongs to a named method", remedy)
+        own = [option for option in inspect.signature(attend).parameters if option != "parameters"]
+        near = [option for option in own[3:] if name.startswith(option)] or difflib.get_close_matches(name, own, 1, 0.7)
+        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(own[3:])}"
+        raise ParameterError(name, value_text(value), "is not an argument, nor a parameter of any method", remedy)
 
 
 def _attend_cheapest(problem: Problem, requirement: Requirement, generator: torch.Generator | None) -> Attended:

@@ -1,31 +1,36 @@
-"""What this machine does per second: measured once in under two seconds, cached, and easy to ignore.
+"""What this machine does per second: measured once in about two seconds, kept in a file, and easy to ignore.
 
 A method's time is modelled as launches·a + pointwise·b + flops·c, the three rates fitted to a few small runs of
-that method. `AVOW_CALIBRATION=off` uses built-in rates and touches no file.
+that method in float32. `avow.plan` and `avow plan` measure them if no file has them (`calibration_file`); `attend`
+never does, and uses typical rates until somebody did. So what `attend` chooses depends on its tensors and arguments,
+and on the rates that this process found in the file at its first call, or measured itself since. With
+`AVOW_CALIBRATION=off` rates are typical and no file is touched: the choice depends on tensors and arguments alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-import json
+import logging
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from avow import file_io
+from avow.calibration_file import file_for, forget, keep, recall
 from avow.core import Cost, Method, Problem, Sizes
 from avow.core.timing import least_seconds
-from avow.errors import FileError
 from avow.methods import all_methods
 from avow.parameters import as_float
 
+_LOG = logging.getLogger(__name__)
 # Raise when the cost model or the way it is fitted changes: older files are then measured again.
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,9 @@ class Rate:
         return self.launch * cost.launches + work * cost.weight
 
 
-# Seconds of single runs. A machine at rest needs less than one; if other work has its cores, threads wait for one
-# another, and all the runs would take minutes and tell nothing.
-_PATIENCE = 5.0
+# Seconds in all. A machine at rest needs about two; if other work has its cores, threads wait for one another, and all
+# the runs would take minutes and tell nothing.
+_PATIENCE = 6.0
 # Methods that take this many seconds are not measured at larger sizes.
 _LONG = 0.03
 
@@ -67,50 +72,57 @@ def _key(name: str, causal: bool) -> str:
     return f"{name}/causal" if causal else name
 
 
-def rates(device: str = "cpu", measure: bool = True) -> Rates:
-    """The rates of this device: from the cache, else measured and cached, else typical ones."""
-    if os.environ.get("AVOW_CALIBRATION") == "off":
+def rates(
+    device: str = "cpu",
+    measure: bool = True,
+    tell: Callable[[str], object] = _LOG.info,
+    again: bool = False,
+) -> Rates:
+    """The rates of this device: those of its file, else measured now and kept, else typical ones.
+
+    A file is read once in a process. If `measure`, what is missing is measured, which takes about two seconds and at
+    most six, and `tell` is called with a line that says so; if the machine is too busy for that, it is left alone for
+    an hour. `again` measures whatever is known.
+    """
+    if is_off():
         return Rates({}, "typical rates: AVOW_CALIBRATION=off")
-    path = cache_file(device)
-    stored = _read(path)
-    if stored is not None and set(all_methods()) <= {name.split("/")[0] for name in stored}:
-        return Rates(stored, f"measured, cached in {path}")
+    path = rates_file(device)
+    if again:
+        forget(path)
+    known = recall(path, _parsed)
+    if known is not None and known.found is None:
+        return Rates({}, known.source)
+    if known is not None and set(all_methods()) <= {name.split("/")[0] for name in known.found or ()}:
+        return Rates(known.found or {}, known.source)
     if not measure:
         return Rates({}, "typical rates: nothing measured yet")
+    tell(f"measuring how fast this machine runs each method: about 2 s, at most {_PATIENCE:.0f} s, once")
     fresh = measure_rates(device)
-    if fresh is None:
-        return Rates({}, "typical rates: this machine is too busy to be measured")
-    # A cache that cannot be written costs two seconds next time, nothing else.
-    with contextlib.suppress(FileError):
-        _write(path, fresh)
-    return Rates(fresh, "measured just now")
+    plain = None if fresh is None else {name: dataclasses.asdict(rate) for name, rate in fresh.items()}
+    kept = keep(path, fresh, plain, "" if fresh else "the machine was too busy to be measured")
+    return Rates(fresh or {}, kept.source)
 
 
-def cache_file(device: str) -> Path:
-    """Where the measurements of this device, this torch and this many threads are kept."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    release = torch.__version__.split("+")[0]
-    return root / "avow" / f"rates-v{VERSION}-{device}-torch{release}-{torch.get_num_threads()}threads.json"
+def is_off() -> bool:
+    """Whether nothing may be measured, and no file may be read or written."""
+    return os.environ.get("AVOW_CALIBRATION") == "off"
 
 
-def _read(path: Path) -> dict[str, Rate] | None:
-    try:
-        plain = json.loads(file_io.read_document(path))
-        measured = {name: Rate(**rate) for name, rate in plain.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return None
+def rates_file(device: str) -> Path:
+    """Where the rates of this device are kept."""
+    return file_for(f"rates-v{VERSION}", device)
+
+
+def _parsed(plain: Any) -> dict[str, Rate] | None:
+    measured = {name: Rate(**rate) for name, rate in plain.items()}
     # More than a second for one operation was never measured, and would overflow if many are counted.
     known = all(0 <= as_float(x) <= 1 for rate in measured.values() for x in dataclasses.astuple(rate))
     return measured if known else None
 
 
-def _write(path: Path, measured: dict[str, Rate]) -> None:
-    file_io.write(path, json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1))
-
-
 def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
     """The rates of every method on this device, fitted to runs of a few milliseconds; None if it is too busy."""
-    fitted, spent = {}, 0.0
+    fitted, end = {}, time.monotonic() + _PATIENCE
     for name, kind in all_methods().items():
         for causal in (False, True):
             runs: list[tuple[Cost, float]] = []
@@ -124,8 +136,7 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
                     with torch.no_grad():
                         seconds = least_seconds(compute, problem.q.device, repeats=2)
                     runs.append((method.cost(sizes), seconds))
-                    spent += seconds
-                    if spent > _PATIENCE:
+                    if time.monotonic() > end:
                         return None
             fitted[_key(name, causal)] = fit(runs)
     return fitted

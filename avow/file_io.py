@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from avow.errors import FileError, MissingPackage
+from avow.errors import FileError
+from avow.extras import require
 
 HEADER_BYTES = 1 << 22
 """The longest header of a safetensors file: about forty thousand tensors."""
@@ -67,23 +68,17 @@ def parse_tensors(content: bytes, header_bytes: int) -> dict[str, Tensor]:
 
 def _read(source: Path | bytes) -> Contents:
     """What the library reads from a file or from memory, if torch can use it; raises `Malformed`."""
-    try:
-        import safetensors
-        from safetensors import SafetensorError, safe_open
-        from safetensors.torch import load
-    except ImportError as error:
-        rule = "is needed to read tensors"
-        raise MissingPackage("safetensors", "missing", rule, "pip install safetensors") from error
+    # Older ones map files into memory, where one that somebody cuts short would end this process.
+    require("safetensors", purpose="to read tensors from a file")
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
     try:
         if isinstance(source, bytes):
             contents = Contents(load(source), {})
         else:
-            # Not mapped into memory, where a file that someone cuts short would end this process.
             with safe_open(source, "pt", backend="pread") as file:
                 contents = Contents(file.get_tensors(), file.metadata() or {})
-    except TypeError as error:
-        rule = "is too old to read a file without mapping it into memory"
-        raise MissingPackage("safetensors", safetensors.__version__, rule, "pip install 'safetensors>=0.8'") from error
     except (SafetensorError, RuntimeError, MemoryError, KeyError) as error:
         raise Malformed(str(error)[:200] or "its tensors do not fit in memory") from error
     for name, x in contents.tensors.items():
@@ -138,7 +133,7 @@ def _check_safetensors(file: BinaryIO, most: int) -> None:
     def once(pairs: list[tuple[str, Any]]) -> None:
         # Of two values under one name, readers would take different ones.
         if len(dict(pairs)) != len(pairs):
-            raise Malformed("a name stands there twice")
+            raise Malformed("a name occurs twice")
 
     try:
         json.loads(file.read(length), object_pairs_hook=once)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from avow.errors import DtypeError, InputError, ParameterError
+from avow.errors import DtypeError, InputError, ParameterError, value_text
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 _NUMBERS = frozenset((float, Fraction))
@@ -68,6 +68,19 @@ def anything() -> Rule:
     return Rule("may be anything of its type", lambda value: True)
 
 
+def check_count(name: str, value: object, usual: int = 8) -> None:
+    """Raise unless this is a whole number of at least one; `usual` is one to try."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(name, value_text(value), "must be a whole number of at least 1", f"try {name}={usual}")
+
+
+def check_key_heads(heads: int, key_heads: int) -> None:
+    """Raise unless query heads share the key heads evenly."""
+    check_count("key_heads", key_heads)
+    if heads % key_heads:
+        raise ParameterError("key_heads", key_heads, f"must divide heads={heads}", "use 1, or heads itself")
+
+
 def as_float(value: object) -> float:
     """The number, or nan for what is not one: numpy scalars and tensors of one element are numbers."""
     if isinstance(value, bool | str | bytes) or value is None:
@@ -94,10 +107,10 @@ class Parameter:
             return
         numeric = self.type is float and isinstance(value, int)
         if not (isinstance(value, self.type) or numeric) or (isinstance(value, bool) and self.type is not bool):
-            raise self._refusal(owner, repr(value), f"must be {_type_words(self.type).words}")
+            raise self._refusal(owner, value_text(value), f"must be {_type_words(self.type).words}")
         # Nan, and integers beyond what a float can hold.
         if (self.type is float and math.isnan(as_float(value))) or not self.rule.holds(value):
-            raise self._refusal(owner, repr(value), self.rule.words)
+            raise self._refusal(owner, value_text(value), self.rule.words)
 
     def read(self, owner: str, text: str) -> Any:
         """The value a command line's `name=text` means."""
@@ -131,6 +144,7 @@ def parameters_of(owner: type) -> tuple[Parameter, ...]:
             (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
         if typing.get_origin(kind) is typing.Literal:
             kind, rule = str, one_of(*typing.get_args(kind))
+        kind = typing.get_origin(kind) or kind  # of a tuple, its rule says what it holds
         assert isinstance(kind, type), f"declare a plain type, not {kind}"
         parameters.append(Parameter(field.name, kind, field.default, rule, field.metadata["help"]))
     return tuple(parameters)
@@ -143,7 +157,7 @@ def check_parameters(owner: str, kind: type, given: Mapping[str, Any]) -> None:
         if name not in known:
             remedy = f"known parameters: {', '.join(known) or 'none'}"
             place = f"{owner}: {name}" if owner else name
-            raise ParameterError(place, repr(value), "is not a parameter", remedy)
+            raise ParameterError(place, value_text(value), "is not a parameter", remedy)
         known[name].check(owner, value)
 
 
@@ -203,17 +217,13 @@ class _Fault(NamedTuple):
 
 
 def _refusal(name: str, parameter: inspect.Parameter, fault: _Fault) -> InputError:
-    value, default = fault.value, parameter.default
-    plain = value is None or isinstance(value, str | bytes | numbers.Number | list | tuple | dict)
-    shown = repr(value) if plain else type(value).__name__
-    shown = shown if len(shown) <= 60 else type(value).__name__
-    remedy = fault.remedy
+    default, remedy = parameter.default, fault.remedy
     if isinstance(default, bool | int | float | str | torch.dtype):
         remedy = f"the default is {default!r}"
     elif default is not parameter.empty:
         remedy = f"{remedy}, or leave it out"
     kind = DtypeError if fault.words == _TYPES[Tensor].words else ParameterError
-    return kind(name + fault.place, shown, f"must be {fault.words}", remedy)
+    return kind(name + fault.place, value_text(fault.value), f"must be {fault.words}", remedy)
 
 
 def _fault(hint: Any, value: Any, place: str = "") -> _Fault | None:
@@ -306,6 +316,7 @@ _TYPES: dict[type, _Type] = {
     float: _NUMBER,
     Fraction: _NUMBER,
     str: _Type("text", "pass a str"),
+    tuple: _Type("a list", "pass a list"),
     Path: _Type("a path", "pass a pathlib.Path"),
     torch.Generator: _Type("a torch.Generator", "pass torch.Generator().manual_seed(0)"),
     # Names that people import; the classes know themselves by others.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict
 
 from avow.calibration import Rates
 from avow.core import SOFTMAX, BoundEstimate, Cost, Kind, Method, Sizes
+from avow.core.schema import json_schema
 from avow.methods import all_methods
 
 # What finding out may cost, relative to exact attention, before the answer is exact attention after all.
@@ -16,6 +18,8 @@ WASTE = 0.1
 _MARGIN = 0.7
 
 BOUND_UNIT = "bounds are relative to the longest value that a row sees"
+
+SCHEMA = "avow.plan/1"
 
 Estimator = Callable[[Method], BoundEstimate]
 
@@ -31,9 +35,66 @@ class Candidate:
     lost: str = ""
 
 
+class CandidateDocument(TypedDict):
+    """A candidate in JSON.
+
+    Attributes:
+        method: its name.
+        parameters: its settings.
+        seconds: how long a call is predicted to take.
+        peak_bytes: the most memory a call holds beside its inputs.
+        bound: the bound it is expected to prove; null if none, or if it was not asked.
+        kind: the kind of that promise.
+        certain: whether that bound is proved already, rather than a guess.
+        lost: why it was not chosen; empty if it meets what was asked.
+    """
+
+    method: str
+    parameters: dict[str, Any]
+    seconds: float
+    peak_bytes: int
+    bound: float | None
+    kind: Kind | None
+    certain: bool | None
+    lost: str
+
+
+class PlanDocument(TypedDict):
+    """A plan in JSON.
+
+    Attributes:
+        tol: the error that every row may have, relative to the longest value that it sees; null if none was asked.
+        rtol: the same, relative to the length of the row's answer.
+        aim: the bound that `rtol` is expected to need, relative to the longest value.
+        rates: where the predicted times come from.
+        exact_seconds: how long exact attention is predicted to take.
+        chosen: the place among the candidates of the one that would run; null if none meets what was asked.
+        candidates: every method in every setting, from the chosen one down.
+    """
+
+    tol: float | None
+    rtol: float | None
+    aim: float | None
+    rates: str
+    exact_seconds: float
+    chosen: int | None
+    candidates: list[CandidateDocument]
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Candidates from the chosen one down, each with the reason it lost."""
+    """Candidates from the chosen one down, each with the reason it lost.
+
+    Attributes:
+        ranked: every method with every setting worth trying: those that meet the tolerance first, each group by its
+            price.
+        tol: the tolerance that was planned for.
+        source: where the prices come from: measured here, or typical.
+        exact_seconds: what exact attention would take.
+        rtol: the tolerance relative to the answer.
+        aim: the bound that `rtol` is expected to need, relative to the longest value; whether it does shows in the
+            answer.
+    """
 
     ranked: tuple[Candidate, ...]
     tol: float | None
@@ -72,6 +133,24 @@ class Plan:
                 reasons.setdefault(method.name, candidate.lost)
         return "; ".join(f"{name}: {lost}" for name, lost in reasons.items())
 
+    def plain(self) -> dict[str, Any]:
+        """Everything as JSON has it, in the form that `json_schema` says; null where nothing finite is known."""
+        document: PlanDocument = {
+            "tol": self.tol,
+            "rtol": self.rtol,
+            "aim": self.aim,
+            "rates": self.source,
+            "exact_seconds": self.exact_seconds,
+            "chosen": None if self.chosen is None else 0,
+            "candidates": [_plain_candidate(candidate) for candidate in self.ranked],
+        }
+        return {"schema": SCHEMA, **document}
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The schema of what `plain` returns and `avow plan --json` prints."""
+        return json_schema(PlanDocument, SCHEMA)
+
     def __str__(self) -> str:
         lines = [f"{'':2}{'method':34}{'seconds':>10}{'memory':>12}{'bound':>10}  why"]
         for candidate in self.ranked:
@@ -82,6 +161,21 @@ class Plan:
             why = candidate.lost or verdict
             lines.append(f"{mark}{candidate.method.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
         return "\n".join([f"plan for {self.goal} ({self.source}); {BOUND_UNIT}", *lines])
+
+
+def _plain_candidate(candidate: Candidate) -> CandidateDocument:
+    estimate = candidate.estimate
+    finite = estimate is not None and math.isfinite(estimate.bound)
+    return {
+        "method": candidate.method.name,
+        "parameters": candidate.method.parameters,
+        "seconds": candidate.seconds,
+        "peak_bytes": candidate.cost.peak_bytes,
+        "bound": estimate.bound if estimate is not None and finite else None,
+        "kind": None if estimate is None else estimate.kind,
+        "certain": None if estimate is None else estimate.certain,
+        "lost": candidate.lost,
+    }
 
 
 def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | None = None) -> list[Candidate]:

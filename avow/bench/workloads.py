@@ -18,7 +18,8 @@ from torch import Tensor
 
 from avow import file_io
 from avow.core import Problem, Sizes
-from avow.errors import FileError, ParameterError
+from avow.errors import FileError, ParameterError, value_text
+from avow.parameters import check_key_heads
 
 # Products of length² = 64 leave every other key of a random code at least ~10 nats behind.
 _LOUD = 8.0
@@ -33,35 +34,39 @@ Shape = tuple[int, int, int]
 
 
 class Kind(NamedTuple):
-    """A kind of head in a line, and how to draw its queries and keys from (heads, length, dim) and a generator."""
+    """A kind of head in a line, and how to draw its queries and keys: from (heads, length, dim) of the keys, how many
+    query heads share a key head, and a generator.
+    """
 
     summary: str
-    draw: Callable[[Shape, torch.Generator], tuple[Tensor, Tensor]]
+    draw: Callable[[Shape, int, torch.Generator], tuple[Tensor, Tensor]]
 
 
-def _copying(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _copying(shape: Shape, siblings: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     keys = _directions(shape, generator) * _LOUD
-    return _rows(keys, _earlier(shape, generator)), keys
+    return _rows(keys, _earlier(shape, siblings, generator)), keys
 
 
-def _averaging(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _averaging(shape: Shape, siblings: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     heads, length, dim = shape
     groups = -(-length // _PER_GROUP)
     codes = _directions((heads, groups, dim), generator) * _LOUD
     keys = _rows(codes, torch.randint(groups, (heads, length), generator=generator))
-    return _rows(keys, _earlier(shape, generator)), keys
+    return _rows(keys, _earlier(shape, siblings, generator)), keys
 
 
-def _diffuse(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return _directions(shape, generator) * _QUIET, _directions(shape, generator) * _QUIET
+def _diffuse(shape: Shape, siblings: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    queries = _directions(_of_queries(shape, siblings), generator) * _QUIET
+    return queries, _directions(shape, generator) * _QUIET
 
 
-def _clustered(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _clustered(shape: Shape, siblings: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     heads, length, dim = shape
     centres = _directions((heads, _CLUSTERS, dim), generator) * _CENTRE
     # Clusters in turn: queries and keys then have the same mean, as landmarks chosen among keys need.
     near = _rows(centres, (torch.arange(length) % _CLUSTERS).expand(heads, length))
-    return near + _directions(shape, generator) * _SPREAD, near + _directions(shape, generator) * _SPREAD
+    noise = _directions(_of_queries(shape, siblings), generator) * _SPREAD
+    return near.repeat_interleave(siblings, 0) + noise, near + _directions(shape, generator) * _SPREAD
 
 
 KINDS: dict[str, Kind] = {
@@ -76,13 +81,20 @@ def _directions(shape: Shape, generator: torch.Generator) -> Tensor:
     return torch.nn.functional.normalize(torch.randn(*shape, generator=generator), dim=-1)
 
 
-def _earlier(shape: Shape, generator: torch.Generator) -> Tensor:
-    """For every row of every head, a uniformly drawn position at or before it."""
-    heads, length, _ = shape
+def _of_queries(shape: Shape, siblings: int) -> Shape:
+    heads, length, dim = shape
+    return heads * siblings, length, dim
+
+
+def _earlier(shape: Shape, siblings: int, generator: torch.Generator) -> Tensor:
+    """For every row of every query head, a uniformly drawn position at or before it."""
+    heads, length, _ = _of_queries(shape, siblings)
     return (torch.rand(heads, length, generator=generator) * torch.arange(1, length + 1)).long()
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """The rows that an index names, of each head of `x` for as many heads of the index."""
+    x = x.repeat_interleave(index.shape[0] // x.shape[0], 0)
     return x.gather(1, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
 
 
@@ -154,8 +166,10 @@ class Workload:
         q, k, v = (x[b : b + 1, i : i + 1].clone() for x, i in ((self.q, h), (self.k, group), (self.v, group)))
         return dataclasses.replace(self, q=q, k=k, v=v)
 
-    def to(self, device: str) -> Workload:
+    def to(self, device: str, dtype: torch.dtype | None = None) -> Workload:
+        """The same heads on a device, and in another type if one is given."""
         moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        moved |= {name: moved[name].to(dtype) for name in "qkv" if dtype is not None}
         return dataclasses.replace(self, **moved)
 
 
@@ -167,21 +181,26 @@ def workload(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     causal: bool = False,
+    key_heads: int | None = None,
+    batch: int = 1,
 ) -> Workload:
-    """Heads of a known kind, the same for the same seed.
+    """Heads of a known kind, the same for the same seed; `heads` query heads share `key_heads`, by default as many.
 
     >>> workload("copying", heads=2, length=32, dim=16).q.shape
     torch.Size([1, 2, 32, 16])
     """
     if kind not in KINDS:
-        raise ParameterError("kind", repr(kind), "is not a kind of workload", f"known kinds: {', '.join(KINDS)}")
-    for name, value in (("heads", heads), ("length", length), ("dim", dim)):
+        raise ParameterError("kind", value_text(kind), "is not a kind of workload", f"known kinds: {', '.join(KINDS)}")
+    key_heads = heads if key_heads is None else key_heads
+    counts = {"heads": heads, "length": length, "dim": dim, "key_heads": key_heads, "batch": batch}
+    for name, value in counts.items():
         if value < 1:
             raise ParameterError(name, value, "must be at least 1", f"try {name}=64")
+    check_key_heads(heads, key_heads)
     summary, draw = KINDS[kind]
-    shape, generator = (heads, length, dim), torch.Generator().manual_seed(seed)
-    q, k = (x * dim**0.25 for x in draw(shape, generator))
-    q, k, v = (x.to(dtype).unsqueeze(0) for x in (q, k, torch.randn(*shape, generator=generator)))
+    shape, generator = (batch * key_heads, length, dim), torch.Generator().manual_seed(seed)
+    q, k = (x * dim**0.25 for x in draw(shape, heads // key_heads, generator))
+    q, k, v = (x.to(dtype).unflatten(0, (batch, -1)) for x in (q, k, torch.randn(*shape, generator=generator)))
     return Workload(kind, summary, q, k, v, causal)
 
 

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 import avow
-from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, profile, train
+from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, plan_decode, plan_ranks, profile, train
 from avow.cli.error_formatting import ErrorFormattingGroup
 from avow.cli.options import option
 
 app = typer.Typer(
     cls=ErrorFormattingGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Attention that keeps its word.",
@@ -44,6 +43,8 @@ def _root(
 
 app.command(cls=compare.Compared)(compare.compare)
 app.command(cls=plan.Planned)(plan.plan)
+app.command(cls=plan_decode.Planned)(plan_decode.plan_decode)
+app.command()(plan_ranks.plan_ranks)
 app.add_typer(claims.app, name="claims")
 app.add_typer(construct.app, name="construct")
 app.command()(lab.lab)

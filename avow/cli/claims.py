@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from avow.cli.options import AsJson, command, files, option, present
+from avow.cli.options import AsJson, command, files, option, present, report_file, report_option
 from avow.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(
     topic: Topic = None,
     user: User = None,
     seconds: Seconds = 60.0,
-    html: Annotated[Path, option("Where the report goes.")] = Path("out/claims.html"),
+    html: Annotated[Path | None, report_option("out/claims.html")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge claims and their broken variants.
@@ -52,13 +52,16 @@ def run(
 
     known = _known(user)
     claims = _chosen(known, topic, ids or [])
+    html = report_file(html, Path("out/claims.html"))
     written = files(html)
     findings = _judged(claims, known, seconds)
     wrong = faults(findings)
-    file_io.write(html, claims_page(findings, command()))
+    if html:
+        file_io.write(html, claims_page(findings, command()))
     line = headline(findings)
     plain = {"headline": line, "faults": wrong, "claims": [finding.plain() for finding in findings]}
-    present(as_json, plain, findings_table(findings), "", bold(line), written=written, faults=wrong)
+    parts = findings_table(findings), "", bold(line)
+    present(as_json, plain, *parts, written=written, reported=html is not None, faults=wrong)
 
 
 @app.command("show")

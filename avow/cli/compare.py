@@ -34,7 +34,7 @@ def compare(
     quick: Annotated[bool, option("Time each call once, and leave out the growth with length.", "--quick")] = False,
     patience: Annotated[float, option("Leave out what is expected to take more seconds a call.")] = 20.0,
     threads: Threads = 2,
-    html: Annotated[Path, option("Where the report goes.")] = Path("out/compare.html"),
+    html: Annotated[Path | None, options.report_option("out/compare.html")] = None,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +53,7 @@ def compare(
     fixed = _fixed(settings or [], names, [load.sizes for load in loads])
     for name in names:
         method_named(name)
+    html = options.report_file(html, Path("out/compare.html"))
     written = options.files(html, png=png)
     bench = Bench(names, fixed, seed, 1 if quick else 5, patience)
     # The lengths of the sweep: around a drawn workload's own, up to that of a file.
@@ -73,7 +74,8 @@ def compare(
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
         comparison = Comparison(boards, scaling, machine(device))
     headline = report.headline(comparison)
-    file_io.write(html, report.page(comparison, options.command()))
+    if html:
+        file_io.write(html, report.page(comparison, options.command()))
     if png:
         file_io.write(png, report.png(comparison))
     tables: list[Any] = []
@@ -81,7 +83,8 @@ def compare(
         tables += [part for table in report.board_tables(board) for part in (table, "")]
         if board.decoding is not None and board.decoding.steps:
             tables += [report.decoding_table(board.decoding), ""]
-    options.present(as_json, {"headline": headline} | comparison.plain(), *tables, bold(headline), written=written)
+    parts, plain = (*tables, bold(headline)), {"headline": headline} | comparison.plain()
+    options.present(as_json, plain, *parts, written=written, reported=html is not None)
 
 
 def _fixed(settings: list[str], names: list[str], sizes: list[Sizes]) -> dict[str, Method]:

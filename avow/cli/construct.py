@@ -14,6 +14,7 @@ from torch import Tensor
 from avow.cli import parsing
 from avow.cli.options import AsJson, Png, Seed, files, present
 from avow.errors import ParameterError
+from avow.extras import require
 from avow.theory import constructions
 from avow.theory.constructions.construction import Construction
 
@@ -50,6 +51,8 @@ def _deliver(make: Callable[[], Construction], save: Save = None, png: Png = Non
     from avow.report import charts
     from avow.report.weights import plain, proof_lines, safetensors_bytes, weights_table
 
+    if save is not None:
+        require("safetensors", purpose="to save weights")
     written = files(save, png=png)
     construction = make()
     proof = construction.verify()

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from avow.errors import AvowError, FileError, ParameterError, RangeError, is_out_of_memory
+from avow.errors import AvowError, FileError, MissingPackage, ParameterError, RangeError, is_out_of_memory
 
 # What typer raises for any wrong use of a command; it has no public name of its own.
 _WRONG_USE: Any = typer.BadParameter.__base__
@@ -22,7 +22,11 @@ _RULES = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
 }
-ORDER = ("compare", "plan", "claims", "construct", "lab", "knowledge", "train", "profile", "verify", "bench")
+ORDER = (
+    "compare",
+    *("plan", "plan-decode", "plan-ranks"),
+    *("claims", "construct", "lab", "knowledge", "train", "profile", "verify", "bench"),
+)
 
 
 class ErrorFormattingGroup(TyperGroup):
@@ -58,6 +62,12 @@ class ErrorFormattingGroup(TyperGroup):
             return super().invoke(ctx)
         except (AvowError, _WRONG_USE) as error:
             _end(error)
+        except ImportError as error:
+            package = (error.name or "avow").partition(".")[0]
+            if package == "avow":
+                raise
+            # An optional package that is missing was named before; here an installed one is damaged.
+            _end(MissingPackage("package", package, f"cannot be loaded ({error})", "install it again with pip"))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -82,6 +92,7 @@ def explained(error: Any) -> AvowError:
     match type(error).__name__:
         case "NoSuchOption":
             near = f"did you mean {error.possibilities[0]}?" if error.possibilities else remedy
+            near = _relatives_with(error.option_name, error.ctx) or near
             return ParameterError("option", error.option_name, f"is not known to {here}", near)
         case "BadOptionUsage":
             rule = "takes no value" if "does not take" in error.message else "must have a value"
@@ -102,6 +113,17 @@ def explained(error: Any) -> AvowError:
         return ParameterError("command", name, f"is not known to {here}", remedy)
     value = error.message.partition("(s) (")[2].rstrip(")") or repr(error.message)
     return ParameterError("arguments", value, f"are not accepted by {here}", remedy)
+
+
+def _relatives_with(option: str, ctx: Any) -> str:
+    """The commands named after the same verb that have an option: `plan-ranks` for one of `plan`; empty if none has."""
+    if ctx is None or ctx.parent is None:
+        return ""
+    own, commands = ctx.info_name, getattr(ctx.parent.command, "commands", {})
+    same = [name for name in commands if name != own and name.partition("-")[0] == own.partition("-")[0]]
+    with_it = [name for name in same if any(option in parameter.opts for parameter in commands[name].params)]
+    listed = " and ".join(f"{ctx.parent.command_path} {name}" for name in with_it)
+    return f"it belongs to {listed}" if listed else ""
 
 
 def _name(parameter: Any) -> str:

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from avow.cli.options import AsJson, option
-from avow.errors import MissingPackage
 
 
 def lab(
@@ -26,11 +25,7 @@ def lab(
 
     Serves only this machine, until Ctrl-C.
     """
-    try:
-        from avow.lab.server import bound, server
-    except ImportError as error:
-        rule, remedy = "is needed for the lab", "pip install 'avow[lab,rigor]'"
-        raise MissingPackage(error.name or "fastapi", "missing", rule, remedy) from error
+    from avow.lab.server import bound, server
 
     # Worker processes that read runs inherit it; a page never names a folder.
     os.environ["AVOW_LAB_RUNS"] = str(runs)

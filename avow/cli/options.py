@@ -17,7 +17,9 @@ from typer.core import TyperCommand
 import avow
 from avow import file_io
 from avow.bench.workloads import KINDS, Workload, read, workload
-from avow.errors import ParameterError
+from avow.calibration import is_off
+from avow.errors import MissingPackage, ParameterError
+from avow.extras import missing, require
 
 
 def option(help: str, *names: str, **more: Any) -> Any:
@@ -32,6 +34,12 @@ Input = Annotated[Path | None, option("Your own heads: a .safetensors file with 
 Causal = Annotated[bool, option("A row sees only the keys up to its own position.", "--causal")]
 Seed = Annotated[int, option("Seed of random draws.", min=0, max=2**63 - 1)]
 Device = Annotated[str, option("Where to compute; auto: a GPU if there is one.", metavar="auto|cpu|cuda")]
+KeyHeads = Annotated[int | None, option("Key heads, which the query heads share; default: as many.", min=1)]
+Batch = Annotated[int | None, option("Sequences at once; default: 1.", min=1)]
+Dtype = Annotated[
+    str | None, option("Type: float64, float32, bfloat16 or float16; default: float32, or the file's.", metavar="TYPE")
+]
+Recalibrate = Annotated[bool, option("Measure this machine again, whatever is known of it.", "--recalibrate")]
 Threads = Annotated[int, option("CPU threads; times vary with more than 1 on a busy machine.", min=1)]
 Png = Annotated[Path | None, option("Write a picture here too, as .png.")]
 AsJson = Annotated[bool, option("Print one JSON document and nothing else on stdout.", "--json")]
@@ -65,10 +73,34 @@ def use_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def report_option(usual: str) -> Any:
+    """The option that says where a report goes."""
+    return option("Where the report goes.", "--html", show_default=usual)
+
+
+def report_file(html: Path | None, usual: Path | None = None) -> Path | None:
+    """Where a report goes: where someone asked for it, else the usual place; None if what draws it is missing.
+
+    It is an error to ask for a report without the packages that draw it.
+    """
+    error = _no_report()
+    if error is None:
+        return html or usual
+    if html is not None:
+        raise error
+    return None
+
+
+def _no_report() -> MissingPackage | None:
+    return missing("jinja2", "latex2mathml", "matplotlib", "plotly", purpose="for the report")
+
+
 def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
     """The paths that are given; raises before the work, not after it, if one cannot be written."""
     if png is not None and png.suffix != ".png":
         raise ParameterError("png", png, "must be a .png file", f"try --png {png.with_suffix('.png')}")
+    if png is not None:
+        require("matplotlib", purpose="to draw pictures")
     named = [path for path in (*paths, png) if path is not None]
     for i, path in enumerate(named):
         if path.absolute() in [other.absolute() for other in named[:i]]:
@@ -78,11 +110,16 @@ def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
 
 
 def present(
-    as_json: bool, plain: dict[str, Any], *parts: Any, written: Iterable[Path] = (), faults: Iterable[str] = ()
+    as_json: bool,
+    plain: dict[str, Any],
+    *parts: Any,
+    written: Iterable[Path] = (),
+    reported: bool = True,
+    faults: Iterable[str] = (),
 ) -> None:
     """Print a result as one JSON document, or its tables and lines for people; on stderr its faults, and the files.
 
-    A result with faults ends the command with an error.
+    A result that is not `reported` says what is missing for that. One with faults ends the command with an error.
     """
     from avow.report.terminal import show
 
@@ -91,7 +128,8 @@ def present(
     else:
         show(*parts)
     wrong = [f"avow: {fault}" for fault in faults]
-    for line in (*wrong, *(f"wrote {path}" for path in written)):
+    without = [] if reported else [f"no report was written: {_no_report()}"]
+    for line in (*wrong, *(f"wrote {path}" for path in written), *without):
         typer.echo(line, err=True)
     if wrong:
         raise typer.Exit(1)
@@ -113,6 +151,27 @@ def workloads(
     if not names:
         raise ParameterError("kinds", repr(kinds), "names no kind of workload", f"known kinds: {', '.join(KINDS)}")
     return [workload(name, heads, length or 8192, dim, seed, causal=causal).to(device) for name in names]
+
+
+def refuse_with_input(**given: object) -> None:
+    """Raise if one of these options is given beside a file, which says it, too."""
+    for name, value in given.items():
+        if value is not None:
+            option = name.replace("_", "-")
+            raise ParameterError(option, value, "follows from the heads of --input", f"leave --{option} or --input out")
+
+
+def tell(line: str) -> None:
+    """Say on stderr what takes a while."""
+    typer.echo(f"avow: {line}", err=True)
+
+
+def again(recalibrate: bool) -> bool:
+    """Whether to measure this machine again; raises if nothing may be measured."""
+    if recalibrate and is_off():
+        rule = "would measure this machine, and AVOW_CALIBRATION=off forbids it"
+        raise ParameterError("recalibrate", True, rule, "unset AVOW_CALIBRATION")
+    return recalibrate
 
 
 def command() -> str:
@@ -158,9 +217,11 @@ def configuration(**own: object) -> Lists:
         terms = []
         for p in parameters_of(kind):
             choices = f" ({', '.join(p.rule.choices)})" if p.rule.choices else ""
-            terms.append((f"{section}.{p.name}={own.get(p.name, p.default)}", f"{p.help}{choices}"))
+            default = own.get(p.name, p.default)
+            shown = ", ".join(default) if isinstance(default, tuple) else default
+            terms.append((f"{section}.{p.name}={shown}", f"{p.help}{choices}"))
         lists[f"Fields of {section}, in a file or as section.name=value"] = terms
     usual = ModelConfig(vocabulary=1)
-    names = [field.name for field in fields(usual) if field.name != "vocabulary"]
-    lists["Fields of model"] = [(f"model.{name}={getattr(usual, name)}", "") for name in names]
+    about = [(field.name, field.metadata["help"]) for field in fields(usual) if field.name != "vocabulary"]
+    lists["Fields of model"] = [(f"model.{name}={getattr(usual, name)}", help) for name, help in about]
     return lists

@@ -23,6 +23,7 @@ from avow import file_io
 from avow.cli.options import split
 from avow.core import DTYPES, dtype_name
 from avow.errors import FileError, ParameterError
+from avow.extras import require
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
@@ -182,6 +183,7 @@ def parse(text: str) -> Any:
     >>> parse("0.1 * x + sqrt(2)")
     x/10 + sqrt(2)
     """
+    require("sympy", purpose="to read formulas")
     import sympy
 
     if len(text) > _LONGEST:

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Threads, command, files, option, present, use_threads
+from avow.cli.options import AsJson, Threads, command, files, option, present, report_file, report_option, use_threads
 
 if TYPE_CHECKING:
     from avow.integrations.transformers.profiling import Profile
 
-Model = Annotated[str, typer.Argument(help="A folder, a .gguf file, or an installed package that carries one.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A folder, a .gguf file, an installed package that carries one, or a name such as "
+        "meta-llama/Llama-3.2-1B (perhaps with @revision) that is in the local Hugging Face cache."
+    ),
+]
 Text = Annotated[Path, option("A text in UTF-8.", "--text")]
 Tokens = Annotated[int | None, option("Read this many tokens; default: all that the model has positions for.")]
 
@@ -27,7 +33,7 @@ def profile(
     budget: Annotated[float, option("The share of exact attention's cost that a plan may take.")] = 0.5,
     tokens: Tokens = None,
     threads: Threads = 2,
-    html: Annotated[Path, option("Where the report goes.")] = Path("out/profile.html"),
+    html: Annotated[Path | None, report_option("out/profile.html")] = None,
     plan: Annotated[Path, option("Where the plan goes.")] = Path("out/plan.json"),
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +51,7 @@ def profile(
     from avow.report.profile import headline, kinds_table, methods_table, profile_page, speed_table
     from avow.report.terminal import bold, progress
 
+    html = report_file(html, Path("out/profile.html"))
     written, words = files(html, plan), read_text(text)
     with use_threads(threads):
         loaded = load_model(model)
@@ -53,13 +60,14 @@ def profile(
             result = measure(loaded.model, ids, tol, budget, loaded.name, tell)
         if loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder:
             result = dataclasses.replace(result, speed=decoding_speed(loaded.model, result.plan, ids))
-        file_io.write(html, profile_page(result, command(), machine()))
+        if html:
+            file_io.write(html, profile_page(result, command(), machine()))
     file_io.write(plan, result.plan.to_json())
     tables = [kinds_table(result), methods_table(result)]
     if result.speed is not None:
         tables.append(speed_table(result.speed))
     parts = [part for table in tables for part in (columns(table), "")]
-    present(as_json, plain(result), *parts, bold(headline(result)), written=written)
+    present(as_json, plain(result), *parts, bold(headline(result)), written=written, reported=html is not None)
 
 
 def verify(

@@ -11,10 +11,16 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
     audit         sampled rows, recomputed in float64
     compose       certificates of parts make the certificate of the whole
     record        the certificates of a model's layers while it runs
+    sdpa_names    PyTorch's names for options
+    schema        JSON schemas of what is written
+    docstring     docstrings as data
+    eager         what must not be compiled
+    lazy_modules  packages whose modules are loaded at use
     timing        how long a call takes
     chart         figures and tables as data
 """
 
+from avow.core.certificate import SOFTMAX as SOFTMAX
 from avow.core.certificate import Certificate as Certificate
 from avow.core.certificate import Cost as Cost
 from avow.core.certificate import Kind as Kind
@@ -22,7 +28,7 @@ from avow.core.certificate import LazyCertificate as LazyCertificate
 from avow.core.certificate import Promise as Promise
 from avow.core.certificate import check_limits as check_limits
 from avow.core.certificate import weakest as weakest
-from avow.core.method import SOFTMAX as SOFTMAX
+from avow.core.certificate import with_reason as with_reason
 from avow.core.method import BoundEstimate as BoundEstimate
 from avow.core.method import Computed as Computed
 from avow.core.method import Method as Method

@@ -31,8 +31,17 @@ from avow.parameters import as_float
 class Audit:
     """Errors of the rows that were recomputed, as upper bounds in three units, and the certificate they earn.
 
-    `errors` are relative to the longest value that a row sees, `relative_errors` to the true answer, and
-    `absolute_errors` to nothing.
+    Attributes:
+        certificate: a `sampled` certificate, with the largest errors as bounds.
+        rows: which rows were recomputed: batch, head and place of each, (r, 3).
+        errors: relative to the longest value that the row sees, (r,).
+        relative_errors: relative to the true answer's length, (r,).
+        absolute_errors: as they are, (r,).
+
+    >>> import torch, avow
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> avow.audit(avow.attend(q, k, v).out, q, k, v).errors.shape
+    torch.Size([459])
     """
 
     certificate: Certificate
@@ -40,6 +49,9 @@ class Audit:
     errors: Float[Tensor, "r"]
     relative_errors: Float[Tensor, "r"]
     absolute_errors: Float[Tensor, "r"]
+
+    def __repr__(self) -> str:
+        return f"Audit(rows={self.errors.numel()}, certificate={self.certificate!r})"
 
     def __str__(self) -> str:
         units = (self.errors, self.relative_errors, self.absolute_errors)

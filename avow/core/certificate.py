@@ -7,16 +7,26 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.errors import InputError, ParameterError, ShapeError
+from avow.core.schema import json_schema
+from avow.errors import InputError, ParameterError, ShapeError, value_text
 from avow.parameters import as_float
 
+SOFTMAX = "softmax attention"
+"""The target that most methods share."""
+
+SCHEMA = "avow.certificate/1"
+"""What a certificate in JSON says of its form."""
+
 Kind = Literal["deterministic", "statistical", "sampled", "none"]
+
+_Bound = Annotated[float, {"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}]
+_Share = Annotated[float, {"type": "number", "minimum": 0, "maximum": 1}]
 
 # The fields of a certificate that hold a number for each row.
 _ROWS = ("rows", "relative_rows")
@@ -26,9 +36,18 @@ _UNPROVED = "relative to the answer nothing is proved"
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method does, counted: `flops` as `torch.utils.flop_counter` counts, `peak_bytes` beyond the inputs.
+    """What a method does, counted.
 
-    `weight` is what one operation costs beside the same in the method's usual precision: two for float64.
+    Attributes:
+        flops: operations of matrix products, as `torch.utils.flop_counter` counts them.
+        pointwise: numbers that operations other than matrix products write.
+        launches: kernels that are started, one after the other.
+        peak_bytes: memory at the peak, beyond the inputs.
+        weight: what one operation costs beside the same in the method's usual precision: 2 for float64.
+
+    >>> from avow import Cost
+    >>> (Cost(8, 4, 1, 64) + Cost(2, 2, 1, 32)).peak_bytes
+    64
     """
 
     flops: int
@@ -50,7 +69,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a method can say of its own answer: a bound for every row, and what that rests on."""
+    """What a method can say of its own answer: a bound for every row, and what that rests on.
+
+    Attributes:
+        kind: what is promised: always, with a probability, or nothing.
+        rows: a bound for each row, (b, h, n), relative to the longest value that the row sees.
+        confidence: the probability with which it holds.
+        assumptions: what it rests on and cannot be checked, each in a sentence.
+        reason: why nothing is promised, or what else there is to say.
+    """
 
     kind: Kind
     rows: Float[Tensor, "b h n"]
@@ -66,21 +93,45 @@ class Certificate:
     `rows`, and `bound`, their maximum, are in units of the longest value that a row sees:
     :math:`\|out_i - o^*_i\|_2 / \max_j \|v_j\|_2`. `relative_rows`, and `relative`, are in units of the answer itself:
     :math:`\|out_i - o^*_i\|_2 / \|o^*_i\|_2`; they are infinite if nothing of that kind is known.
+
+    Attributes:
+        method: name of the method that gave the answer.
+        parameters: the parameters it ran with.
+        target: the mechanism :math:`o^*` that the answer is compared with. Only if this is "softmax attention" is the
+            answer close to what PyTorch's SDPA computes; `separable` and `latent` are mechanisms of their own.
+        kind: what is promised: `deterministic` (every row, always), `statistical` (each row, with probability
+            `confidence`), `sampled` (a share `coverage` of the rows, with probability `confidence`) or `none`.
+        bound: the largest of `rows`.
+        rows: a bound for each row, (batch, heads, n), relative to the longest value that the row sees.
+        confidence: the probability with which the promise holds; 1 is always.
+        coverage: the share of the rows that the promise is about.
+        rounding: whether the bound includes the rounding of all arithmetic.
+        assumptions: what the bound rests on and cannot be checked, each in a sentence.
+        reason: why this method ran, or why nothing is promised.
+        cost: what the answer cost; None if it was not counted.
+        relative: the largest of `relative_rows`.
+        relative_rows: a bound for each row, (batch, heads, n), relative to the length of the true answer.
+
+    >>> import torch, avow
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> certificate = avow.attend(q, k, v).certificate
+    >>> certificate.kind, certificate.target, tuple(certificate.rows.shape)
+    ('deterministic', 'softmax attention', (1, 8, 64))
     """
 
     method: str
     parameters: Mapping[str, Any]
     target: str
     kind: Kind
-    bound: float
+    bound: _Bound
     rows: Tensor
-    confidence: float = 1.0
-    coverage: float = 1.0
+    confidence: _Share = 1.0
+    coverage: _Share = 1.0
     rounding: bool = True
     assumptions: tuple[str, ...] = ()
     reason: str = ""
     cost: Cost | None = None
-    relative: float = math.inf
+    relative: _Bound = math.inf
     relative_rows: Tensor = field(default_factory=lambda: torch.full((), math.inf, dtype=torch.float64, device="cpu"))
 
     def __post_init__(self) -> None:
@@ -91,7 +142,23 @@ class Certificate:
             raise ShapeError("shape of relative_rows", tuple(self.relative_rows.shape), rule, remedy)
 
     def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
-        """Whether the promise is at least as strong as `tol`, and in units of the answer as `rtol`, if given."""
+        """Whether the promise is at least as strong as what is given.
+
+        Args:
+            tol: the limit for `bound`; None does not ask.
+            rtol: the limit for `relative`; None does not ask. One of the two must be given.
+
+        Returns:
+            False also if the kind is `none`.
+
+        Raises:
+            ParameterError: neither is given, or one is not a number.
+
+        >>> import torch, avow
+        >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+        >>> avow.attend(q, k, v).certificate.keeps(tol=1e-2)
+        True
+        """
         check_limits(tol, rtol)
         if self.kind == "none":
             return False
@@ -109,8 +176,20 @@ class Certificate:
         return plain | {"parameters": dict(self.parameters)}
 
     def to_json(self, rows: bool = True) -> str:
-        """The certificate as JSON; `rows=False` leaves the bound of each single row out."""
-        plain = self._plain()
+        """The certificate as JSON, in the form that `json_schema` says.
+
+        Args:
+            rows: whether the bound of every single row is written, too.
+
+        Returns:
+            One object. Infinities are written as the word "inf".
+
+        >>> import json, torch, avow
+        >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+        >>> json.loads(avow.attend(q, k, v).certificate.to_json(rows=False))["schema"]
+        'avow.certificate/1'
+        """
+        plain: dict[str, Any] = {"schema": SCHEMA, **self._plain()}
         plain["cost"] = None if self.cost is None else dataclasses.asdict(self.cost)
         plain["bound"], plain["relative"] = _finite_or_word(self.bound), _finite_or_word(self.relative)
         for name in _ROWS if rows else ():
@@ -120,12 +199,29 @@ class Certificate:
 
     @staticmethod
     def from_json(text: str) -> Certificate:
-        """The certificate `to_json` wrote; what no certificate says is refused.
+        """The certificate that `to_json` wrote; what no certificate says is refused.
 
         One that says nothing of `relative`, as older versions wrote them, promises nothing in that unit.
+
+        Args:
+            text: the JSON.
+
+        Returns:
+            The certificate, equal to the one that was written. Without rows, if these were left out.
+
+        Raises:
+            InputError: this is not JSON, not a certificate, one of another version, or one that contradicts itself.
+
+        >>> import torch, avow
+        >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+        >>> certificate = avow.attend(q, k, v).certificate
+        >>> avow.Certificate.from_json(certificate.to_json()) == certificate
+        True
         """
         try:
             plain = json.loads(text)
+            if (schema := plain.pop("schema", SCHEMA)) != SCHEMA:
+                raise ValueError(f"its schema is {schema!r}, and this version reads {SCHEMA!r}")
             plain.setdefault("rows", {"shape": [0], "values": []})
             for name in [name for name in _ROWS if name in plain]:
                 values = torch.tensor([float(x) for x in plain[name]["values"]], dtype=torch.float64, device="cpu")
@@ -139,6 +235,19 @@ class Certificate:
         if fault := certificate._fault():
             raise _unread(text, fault)
         return certificate
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema of what `to_json` writes.
+
+        Returns:
+            The schema as a dictionary, in the dialect of 2020-12.
+
+        >>> import avow
+        >>> avow.Certificate.json_schema()["title"]
+        'avow.certificate/1'
+        """
+        return json_schema(Certificate, SCHEMA, optional=_ROWS)
 
     def _fault(self) -> str:
         """What no certificate says, in words; empty if nothing is wrong."""
@@ -160,6 +269,10 @@ class Certificate:
                 return f"its {name} is not a bound, or below that of a row"
         return ""
 
+    def __repr__(self) -> str:
+        """What is promised, in one line."""
+        return f"<Certificate by {self.method}: {str(self).partition(chr(10))[0]}>"
+
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
         share = f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within"
@@ -172,7 +285,9 @@ class Certificate:
         # What the bound is relative to, and what is proved relative to the answer.
         proved = f"{self.relative:.2e} relative to the answer" if math.isfinite(self.relative) else _UNPROVED
         units = f"relative to the longest value ({proved})"
-        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}, {units}"
+        # Whoever asked for a tolerance may have had softmax attention in mind.
+        target = self.target if self.target == SOFTMAX else f"{self.target}, which is not {SOFTMAX}"
+        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {target}, {units}"
         lines = [f"{sentence} {what}", f"  method   {self.method}" + (f" ({settings})" if settings else "")]
         lines.append(f"  kind     {self.kind}, rounding {'included' if self.rounding else 'not included'}")
         if self.reason and self.kind != "none":
@@ -193,7 +308,15 @@ class LazyCertificate(Certificate):
 
     @staticmethod
     def of(later: Callable[[], dict[str, Any]], follows: bool = False) -> LazyCertificate:
-        """The certificate whose fields `later` gives: once, or at every look if it `follows` a graph."""
+        """The certificate whose fields `later` gives: once, or at every look if it `follows` a graph.
+
+        Args:
+            later: gives the fields of a certificate by name.
+            follows: whether each look asks again.
+
+        Returns:
+            The certificate.
+        """
         certificate = LazyCertificate.__new__(LazyCertificate)
         certificate.__dict__.update(_later=later, _follows=follows)
         return certificate
@@ -215,25 +338,65 @@ class LazyCertificate(Certificate):
         return object.__new__, (Certificate,), fields
 
 
+def with_reason(certificate: Certificate, reason: str) -> Certificate:
+    """The same certificate with another reason before its own; what is computed at the first look still is.
+
+    Args:
+        certificate: what is promised.
+        reason: why this method ran.
+
+    Returns:
+        A certificate that says so.
+    """
+
+    def later() -> dict[str, Any]:
+        known = vars(certificate)
+        fields = known["_later"]() if "_later" in known else known
+        plain = {name: value for name, value in fields.items() if not name.startswith("_")}
+        return plain | {"reason": "; ".join(filter(None, (reason, plain.get("reason"))))}
+
+    return LazyCertificate.of(later, follows=vars(certificate).get("_follows", False))
+
+
 def check_limits(tol: object, rtol: object) -> None:
-    """Raise if neither says how far an answer may be off."""
+    """Raise if neither says how far an answer may be off.
+
+    Args:
+        tol: a limit, or None.
+        rtol: a limit, or None.
+
+    Raises:
+        ParameterError: both are None, or one is not a number.
+    """
     if tol is None and rtol is None:
         raise ParameterError("tol, rtol", "None, None", "must not both be left out", "try tol=1e-2 or rtol=1e-2")
     for name, value in (("tol", tol), ("rtol", rtol)):
         if value is not None and math.isnan(as_float(value)):
-            raise ParameterError(name, repr(value), "must be a number", f"try {name}=1e-2")
+            raise ParameterError(name, value_text(value), "must be a number", f"try {name}=1e-2")
 
 
 def _unread(text: object, why: str) -> InputError:
     rule = f"is not a certificate ({why[:200]})"
-    return InputError("certificate", repr(str(text)[:40]), rule, "pass what Certificate.to_json wrote")
+    return InputError(
+        "certificate",
+        value_text(text[:40] if isinstance(text, str) else text),
+        rule,
+        "pass what Certificate.to_json wrote",
+    )
 
 
 _STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}
 
 
 def weakest(certificates: Iterable[Certificate]) -> Certificate:
-    """The one whose kind of promise is the weakest, and speaks for all; the first of equals."""
+    """The one whose kind of promise is the weakest, and speaks for all; the first of equals.
+
+    Args:
+        certificates: at least one.
+
+    Returns:
+        One of them.
+    """
     return min(certificates, key=lambda certificate: _STRENGTH[certificate.kind])
 
 

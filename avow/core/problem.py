@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError, value_text
 from avow.numerics.norms import check_range, row_norms, slack
 from avow.parameters import as_float, declared
 
@@ -25,7 +25,27 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Sizes:
-    """A problem without its numbers: all that a cost depends on."""
+    """A problem without its numbers: all that a cost depends on.
+
+    Attributes:
+        batch: sequences.
+        heads: query heads.
+        key_heads: heads of keys and values; they divide the query heads.
+        queries: rows of each head.
+        keys: keys of each head.
+        dim: features of a query and of a key.
+        value_dim: features of a value.
+        dtype: type of q, k and v.
+        device: kind of their device, such as "cpu".
+        causal: whether row i sees keys 0 to i alone.
+        mask: "none", "keys" if every row sees the same keys, or "full".
+        biased: whether numbers are added to the logits.
+        own_masks: whether query heads that share keys hide different ones.
+
+    >>> from avow import Sizes
+    >>> Sizes(1, 32, 8, queries=1, keys=4096, dim=128, value_dim=128).with_keys(8192).keys
+    8192
+    """
 
     batch: int
     heads: int
@@ -53,7 +73,14 @@ class Sizes:
 
     @declared()
     def with_keys(self, keys: int) -> Sizes:
-        """The same problem with another number of keys, and of queries if there are as many, as in self-attention."""
+        """The same problem with another number of keys, and of queries if there are as many, as in self-attention.
+
+        Args:
+            keys: how many keys there are.
+
+        Returns:
+            The sizes of that problem.
+        """
         queries = keys if self.queries == self.keys > 1 else self.queries
         return dataclasses.replace(self, queries=queries, keys=keys)
 
@@ -68,6 +95,25 @@ class Problem:
               \alpha_{ij} \propto \exp(\mathrm{scale} \cdot q_i \cdot k_j + \mathrm{bias}_{ij})
 
     in real arithmetic. A row that may see no key has :math:`o^*_i = 0`.
+
+    Attributes:
+        q: queries, (b, h, n, d).
+        k: keys, (b, g, s, d), where g divides h.
+        v: values, (b, g, s, e).
+        allowed: True at keys that a row may see, broadcast to (b, h, n, s); None if all are seen. Causality is not in
+            it.
+        bias: what is added to the logits, broadcast to (b, h, n, s); None for nothing.
+        causal: whether row i sees keys 0 to i alone.
+        scale: what q·k is multiplied by.
+        default_scale: whether that is 1/sqrt(d) because nobody said otherwise.
+        kernel: "dot", or "rbf", whose part that depends on keys is in `bias`.
+        leading: the axes of q before n and d, as they were given.
+
+    >>> import torch
+    >>> from avow import Problem
+    >>> q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
+    >>> Problem.of(q, k, v, causal=True).sizes.keys
+    9
     """
 
     q: Float[Tensor, "b h n d"]
@@ -83,6 +129,9 @@ class Problem:
     known_norms: Norms | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
     """`norms` if they were measured or given already. `dataclasses.replace` never copies them."""
 
+    def __repr__(self) -> str:
+        return _fields_text(self)
+
     @staticmethod
     def of(
         q: Tensor,
@@ -96,14 +145,37 @@ class Problem:
         kernel: str = "dot",
         sigma: float | None = None,
     ) -> Problem:
-        """The canonical problem, after every check that does not need to read the numbers of q, k and v."""
+        """The canonical problem, after every check that does not need to read the numbers of q, k and v.
+
+        Args:
+            q: queries, (batch, heads, n, dim). Further batch axes may come before these four, and batch and heads may
+                be left out.
+            k: keys, (batch, key heads, s, dim).
+            v: values, (batch, key heads, s, value dim).
+            mask: which keys a row sees, broadcast to (batch, heads, n, s): booleans, True at keys that may be seen, or
+                numbers that are added to the logits, -inf at keys that may not.
+            causal: whether row i sees keys 0 to i alone; a `mask` hides more of them.
+            scale: what q·k is multiplied by; None is 1/sqrt(dim).
+            enable_gqa: whether key heads may be fewer than query heads, each shared by heads/key heads of them.
+            kernel: "dot" for weights exp(scale·q·k), or "rbf" for exp(-‖q - k‖²/(2·sigma)).
+            sigma: width of the RBF kernel; for `kernel="rbf"` alone.
+
+        Returns:
+            The problem with four axes, one mask, one bias and one scale.
+
+        Raises:
+            ShapeError: sizes do not fit together.
+            DtypeError: something is not a tensor, or of a type or on a device that does not fit.
+            NonFiniteError: the mask holds nan or +inf.
+            ParameterError: an option has a value that it must not have; the message names it.
+        """
         _check_tensors(q, k, v, enable_gqa)
         leading = tuple(q.shape[:-2])
         q4, k4, v4 = (_four(x) for x in (q, k, v))
         allowed, bias = _split_mask(mask, leading, q4.shape[-2], k4.shape[-2], q)
         default_scale = scale is None
         if not isinstance(causal, bool):
-            raise ParameterError("causal", repr(causal), "must be True or False", "pass other masks with mask=")
+            raise ParameterError("causal", value_text(causal), "must be True or False", "pass other masks with mask=")
         if kernel == "dot":
             if sigma is not None:
                 raise ParameterError("sigma", sigma, 'belongs to kernel="rbf"', 'leave it out or pass kernel="rbf"')
@@ -121,7 +193,8 @@ class Problem:
             shift = shift.repeat_interleave(q4.shape[1] // max(k4.shape[1], 1), dim=1)
             bias = shift if bias is None else bias.double() + shift
         else:
-            raise ParameterError("kernel", repr(kernel), "must be dot or rbf", 'pass kernel="dot" or kernel="rbf"')
+            remedy = 'pass kernel="dot" or kernel="rbf"'
+            raise ParameterError("kernel", value_text(kernel), "must be dot or rbf", remedy)
         shape: Literal["dot", "rbf"] = "dot" if kernel == "dot" else "rbf"
         return Problem(q4, k4, v4, allowed, bias, causal, factor, default_scale, shape, leading)
 
@@ -167,7 +240,14 @@ class Problem:
         return self
 
     def with_norms(self, norms: Norms | None) -> Problem:
-        """The same problem with norms that are known already."""
+        """The same problem with norms that are known already.
+
+        Args:
+            norms: the norms; None forgets them.
+
+        Returns:
+            A problem that shares its tensors with this one.
+        """
         copy = dataclasses.replace(self)
         object.__setattr__(copy, "known_norms", norms)
         return copy
@@ -179,7 +259,16 @@ class Problem:
         return detached.with_norms(self.known_norms)
 
     def head(self, batch: int, head: int, key_head: int) -> Problem:
-        """The problem of one head, every axis kept."""
+        """The problem of one head, every axis kept.
+
+        Args:
+            batch: which sequence.
+            head: which query head.
+            key_head: which key head.
+
+        Returns:
+            A problem with one head.
+        """
         at, key = ((slice(batch, batch + 1), slice(i, i + 1)) for i in (head, key_head))
         full = self.q.shape[:2]
         allowed, bias = (None if x is None else x.expand(*full, *x.shape[2:])[at] for x in (self.allowed, self.bias))
@@ -187,7 +276,14 @@ class Problem:
         return dataclasses.replace(self, q=q, k=k, v=v, allowed=allowed, bias=bias, leading=(1, 1))
 
     def rows(self, index: Tensor) -> Problem:
-        """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask."""
+        """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask.
+
+        Args:
+            index: places of rows along n, a tensor of whole numbers.
+
+        Returns:
+            A problem with these rows.
+        """
         n, s = self.q.shape[-2], self.k.shape[-2]
         allowed, bias = (
             x[..., index, :] if x is not None and x.shape[-2] == n and n > 1 else x for x in (self.allowed, self.bias)
@@ -196,6 +292,12 @@ class Problem:
             past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
             allowed = past[None, None] if allowed is None else allowed & past
         return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False)
+
+
+def _fields_text(thing: Problem | Norms) -> str:
+    """The fields in one line, tensors by their shape and type."""
+    fields = [field.name for field in dataclasses.fields(thing) if field.repr]
+    return f"{type(thing).__name__}({', '.join(f'{name}={value_text(getattr(thing, name))}' for name in fields)})"
 
 
 def _four(x: Tensor) -> Tensor:
@@ -273,12 +375,22 @@ def _split_mask(
 
 @dataclass(frozen=True)
 class Norms:
-    """Euclidean norms of every row, in float64: true norm ≤ entry, and entry·(1 − slack) ≤ true norm."""
+    """Euclidean norms of every row, in float64: true norm ≤ entry, and entry·(1 − slack) ≤ true norm.
+
+    Attributes:
+        q: of queries, (b, h, n).
+        k: of keys, (b, g, s).
+        v: of values, (b, g, s).
+        slack: how far an entry may exceed the true norm, relative to itself.
+    """
 
     q: Float[Tensor, "b h n"]
     k: Float[Tensor, "b g s"]
     v: Float[Tensor, "b g s"]
     slack: float
+
+    def __repr__(self) -> str:
+        return _fields_text(self)
 
     @functools.cached_property
     def most(self) -> tuple[float, float, float]:
@@ -293,18 +405,42 @@ class Norms:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a type as a sentence has it."""
+    """The name of a type as a sentence has it.
+
+    Args:
+        dtype: a type of torch.
+
+    Returns:
+        Such as "float32".
+    """
     return str(dtype).removeprefix("torch.")
 
 
 def check_dtype(name: str, dtype: torch.dtype, remedy: str) -> None:
-    """Raise if nothing can be computed in a type."""
+    """Raise if nothing can be computed in a type.
+
+    Args:
+        name: what an error calls it.
+        dtype: a type of torch.
+        remedy: what to do about another.
+
+    Raises:
+        DtypeError: it is not one of float64, float32, bfloat16 and float16.
+    """
     if dtype not in DTYPES:
         raise DtypeError(name, dtype, f"must be one of {', '.join(map(dtype_name, DTYPES))}", remedy)
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Raise if something is not a plain tensor: dense, of one shape, and not mapped over."""
+    """Raise if something is not a plain tensor: dense, of one shape, and not mapped over.
+
+    Args:
+        name: what an error calls it.
+        x: anything.
+
+    Raises:
+        DtypeError: it is not such a tensor.
+    """
     if not isinstance(x, Tensor):
         raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
     if x.is_nested:
@@ -320,7 +456,15 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_numbers(name: str, x: Tensor) -> None:
-    """Raise if a tensor has a shape but no numbers (meta, fake): no bound follows from a shape alone."""
+    """Raise if a tensor has a shape but no numbers (meta, fake): no bound follows from a shape alone.
+
+    Args:
+        name: what an error calls it.
+        x: a tensor.
+
+    Raises:
+        DtypeError: it has no numbers.
+    """
     if x.is_meta or (not torch.compiler.is_compiling() and isinstance(x, FakeTensor)):
         kind = "on the meta device" if x.is_meta else "a FakeTensor"
         remedy = "pass a tensor with numbers; for prices alone use Problem.of(q, k, v).sizes and a method's cost"
@@ -338,7 +482,14 @@ def _is_mapped(x: Tensor) -> bool:
 
 
 def has_tangents(*tensors: Tensor | None) -> bool:
-    """Whether derivatives of some tensors are carried forward (`torch.func.jvp`); never inside a compiled graph."""
+    """Whether derivatives of some tensors are carried forward (`torch.func.jvp`); never inside a compiled graph.
+
+    Args:
+        *tensors: tensors, or None.
+
+    Returns:
+        Whether any of them does.
+    """
     if torch.compiler.is_compiling():
         return False
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import json
 import math
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from avow.core import Certificate, check_limits, weakest
+from torch import nn
+
+from avow.core import SOFTMAX, Certificate, check_limits, weakest
+from avow.errors import ParameterError, value_text
 
 _HONESTY = (
     "Bounds are relative to the longest value that a row sees; of answer: relative to the true answer's own length.\n"
@@ -63,15 +67,33 @@ class Record(list[Recorded]):
         return layers
 
     def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
-        """Whether answers were recorded, and each is promised to be within `tol`, relative to itself within `rtol`."""
+        """Whether answers were recorded, and each is promised to be within what is given.
+
+        Args:
+            tol: the limit for every bound, relative to the longest value; None does not ask.
+            rtol: the limit relative to the answer's length; None does not ask. One of the two must be given.
+
+        Returns:
+            False also if nothing was recorded, or if answers of other threads may be missing.
+
+        Raises:
+            ParameterError: neither is given, or one is not a number.
+        """
         check_limits(tol, rtol)
         seen = len(self) > 0 and self.unattributed == 0
         return seen and all(entry.certificate.keeps(tol, rtol) for entry in self)
 
     def to_json(self) -> str:
-        """Each layer's certificates as JSON, without the bounds of single rows."""
+        """Each layer's certificates as JSON, without the bounds of single rows.
+
+        Returns:
+            An object: to each layer's name, a list of certificates as `Certificate.to_json` writes them.
+        """
         layers = self.layers.items()
         return json.dumps({layer: [json.loads(x.to_json(rows=False)) for x in given] for layer, given in layers})
+
+    def __repr__(self) -> str:
+        return f"<Record of {len(self)} answers of {len(self.layers)} layers>"
 
     def __str__(self) -> str:
         layers = self.layers
@@ -88,8 +110,10 @@ class Record(list[Recorded]):
 
     @property
     def _remarks(self) -> list[str]:
-        """What there is to say of other threads."""
-        remarks = [f"{count} answers were given in the thread {name}" for name, count in self.threads.items()]
+        """What there is to say of other mechanisms, and of other threads."""
+        other = {x.method: x.target for _, x in self if x.target != SOFTMAX}
+        remarks = [f"{name}: bounds are of {target}, which is not {SOFTMAX}" for name, target in other.items()]
+        remarks += [f"{count} answers were given in the thread {name}" for name, count in self.threads.items()]
         if self.unattributed:
             remarks.append(
                 f"{self.unattributed} answers of other threads are not in this record: records were open in several "
@@ -104,17 +128,34 @@ _open: list[tuple[Record, Record]] = []
 _lock = threading.Lock()
 
 
+# The names of the modules whose `forward` is under way, from the outermost in, in models that a record names.
+_running: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("avow_running", default=())
+
+
 @contextlib.contextmanager
-def record() -> Iterator[Record]:
-    """The certificates of all layers of all models in which avow is enabled, as long as the block runs.
+def record(model: nn.Module | None = None) -> Iterator[Record]:
+    """The certificates of every answer that is given while the block runs.
 
-    Answers of other threads are among them, unless those threads have records of their own.
+    Answers are those of `avow.scaled_dot_product_attention`, of `avow.nn.Attention`, and of models of transformers in
+    which avow is enabled. `avow.attend` and caches return their certificates instead. Answers of other threads are
+    among them, unless those threads have records of their own.
 
-    >>> with record() as certificates:
-    ...     pass  # run a model here
-    >>> certificates.keeps(1e-2)
-    False
+    Args:
+        model: a model whose modules name the answers that they give: `layers.3.attention`. Models of transformers
+            know the names of their layers without it.
+
+    Returns:
+        A context manager; inside and after its block, the list of certificates, which prints as a table of layers.
+
+    >>> import torch, avow
+    >>> model = torch.nn.ModuleDict({"first": avow.nn.Attention(16, heads=4)})
+    >>> with avow.record(model) as certificates:
+    ...     out = model["first"](torch.randn(1, 9, 16))
+    >>> certificates.keeps(1e-2), list(certificates.layers)
+    (True, ['first'])
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise ParameterError("model", value_text(model), "must be a torch.nn.Module", "pass one, or leave it out")
     new, before = Record(), _own.get()
     # A context that was copied may name records which are closed by now.
     still = [one for one in before if any(one is other for other, _ in _open)]
@@ -123,11 +164,44 @@ def record() -> Iterator[Record]:
     with _lock:
         _open.append(entry)
     try:
-        yield new
+        with _naming(model):
+            yield new
     finally:
         with _lock:
             _open[:] = [other for other in _open if other is not entry]
         _own.reset(token)
+
+
+@contextlib.contextmanager
+def _naming(model: nn.Module | None) -> Iterator[None]:
+    """Have `running_layer` know the modules of a model by their names, as long as the block runs."""
+
+    def enter(name: str, *_: Any) -> None:
+        _running.set((*_running.get(), name))
+
+    def leave(*_: Any) -> None:
+        _running.set(_running.get()[:-1])
+
+    handles = []
+    for name, module in () if model is None else model.named_modules():
+        handles.append(module.register_forward_pre_hook(functools.partial(enter, name), prepend=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def running_layer(otherwise: str) -> str:
+    """The name of the module that is running, if a record was opened for its model; else what is given."""
+    running = _running.get()
+    return (running[-1] if running else "") or otherwise
+
+
+def is_recording() -> bool:
+    """Whether any record is open."""
+    return bool(_open)
 
 
 def note(layer: str, certificate: Certificate) -> None:

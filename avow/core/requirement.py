@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from avow.core import Certificate, Kind
-from avow.errors import ParameterError
+from avow.errors import ParameterError, value_text
 from avow.parameters import as_float
 
 # Without a tolerance a random method still states its promise; this is the confidence it states it at.
@@ -77,7 +77,7 @@ def check_generator(generator: object) -> None:
     """Raise if chance could not come from it."""
     if generator is not None and not isinstance(generator, torch.Generator):
         rule = "must be a torch.Generator"
-        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
+        raise ParameterError("generator", value_text(generator), rule, "pass torch.Generator().manual_seed(0)")
 
 
 class RandomStream(torch.Generator):

@@ -14,8 +14,10 @@ from torch import Tensor
 from avow.attend import Attended, check_automatic
 from avow.core import Method, Problem
 from avow.core.requirement import Requirement, check_generator, checked_requirement
+from avow.core.sdpa_names import mask_and_causal
 from avow.distributed.consensus import (
     Context,
+    attempt,
     check_consistent,
     check_dense,
     digest,
@@ -30,7 +32,15 @@ from avow.distributed.planner import choose, own_rates
 from avow.distributed.point_to_point import Group
 from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_within, error_budget
-from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
+from avow.errors import (
+    AvowError,
+    DtypeError,
+    ParameterError,
+    ShapeError,
+    ToleranceUnreachable,
+    UnknownMethod,
+    value_text,
+)
 from avow.methods import method_from
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -68,24 +78,63 @@ def attend(
     confidence: float | None = None,
     generator: torch.Generator | None = None,
     link: Interconnect | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+    dropout_p: float = 0.0,
     **parameters: Any,
 ) -> Attended:
     """Attention to the keys of all processes, of which `k` and `v` are this one's, and the certificate of its error.
 
-    Everything else is as in `avow.attend`. The sequence is what ranks hold, in their order, and `causal` is by places
-    in the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
-    queries and get the same answer (exact and sparse attention); without, each brings its own rows and gets theirs
-    (exact attention, by blocks that go round a ring; separable, random_features and low_rank, by states). Then causal
-    rows of all but exact attention are those of the keys beside them. A boolean `mask`, of exact attention, says which
-    keys this process's queries may see: of its own if queries are shared, else of all.
+    Everything that is not said here is as in `avow.attend`. The sequence is what ranks hold, in their order. Shards may
+    differ in length and may be empty. Without `shared_queries`, causal rows of all methods but exact attention are
+    those of the keys beside them. If processes disagree on what they ask, or one of them cannot attend, all of them
+    raise an error that names the rank. Gradients flow to every shard, so that all processes go backward together: of
+    one loss that each computes if queries are shared, else of the sum of all losses.
 
-    With `tol` or `rtol`, `method="auto"` runs the cheapest method that proves them for all rows; prices are those of
-    `avow plan --ranks` for this `link`. If processes disagree on what they ask, or one of them cannot attend, all of
-    them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward together:
-    of one loss that each computes if queries are shared, else of the sum of all losses. Generators must be alike;
-    without them, the first one's seed counts.
+    Args:
+        q: queries, (batch, heads, n, dim): the same in all processes, or each process's own.
+        k: this process's keys, (batch, key heads, s, dim).
+        v: this process's values, (batch, key heads, s, value dim).
+        group: the processes; None is all of them.
+        tol: the largest error of a row that is accepted, relative to the longest value that the row sees.
+        rtol: the same relative to the length of the row's true answer.
+        method: "auto" runs the cheapest method that proves the tolerances for all rows; or a name, or a `Method`
+            object. Over shards there are exact, sparse, separable, random_features and low_rank.
+        shared_queries: True: all processes bring the same queries and get the same answer, by exact or sparse
+            attention. False: each brings its own rows and gets theirs, by exact attention (blocks go round a ring), or
+            by separable, random_features or low_rank attention (states are combined).
+        mask: booleans, for exact attention: which keys this process's queries may see, of its own keys if queries are
+            shared, else of all.
+        causal: whether a row sees keys up to its own place in the whole sequence alone.
+        scale: what q·k is multiplied by; None is 1/sqrt(dim).
+        enable_gqa: whether key heads may be fewer than query heads.
+        confidence: accept bounds that hold with this probability for each row.
+        generator: what methods draw from; the same state in all processes. None: the first one's seed counts.
+        link: what connects the processes, for prices as `avow plan-ranks` gives; None is usual for the device.
+        attn_mask: PyTorch's name for `mask`.
+        is_causal: PyTorch's name for `causal`.
+        dropout_p: must be 0: no certificate covers attention weights that are dropped at random.
+        **parameters: parameters of a named method.
+
+    Returns:
+        This process's answer and its certificate.
+
+    Raises:
+        InputError: processes disagree, or one of them was given what does not fit.
+        ToleranceUnreachable: the method cannot prove the tolerance.
+        LostRank: a process has ended, or is silent.
+
+    >>> import torch, torch.distributed as dist
+    >>> import avow.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> avow.distributed.attend(q, k, v, tol=1e-2).certificate.keeps(1e-2)
+    True
+    >>> dist.destroy_process_group()
     """
-    request = Request(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
+    named, misnamed = attempt(lambda: mask_and_causal(mask, causal, attn_mask, is_causal, dropout_p))
+    mask, causal = named or (mask, causal)
+    request = Request(method, parameters, tol, confidence, shared_queries, mask, generator, rtol, misnamed)
     seed = int(torch.randint(2**62, (), device="cpu")) if generator is None and request.draws else 0
     context = check_consistent(
         *(q, k, v),
@@ -138,7 +187,7 @@ def _automatic(call: _Call, link: Interconnect) -> Attended:
     apart = z.causal and not context.shared_queries and context.rows != context.keys
     methods: list[Method] = []
     if call.mask is not None or apart:
-        what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
+        what = "with a mask" if call.mask is not None else "if causal rows are not those of the process's own keys"
         reason = f"no other method has a form over shards {what}"
     else:
         aim = error_budget(requirement, context.total)
@@ -203,6 +252,8 @@ class Request(NamedTuple):
     mask: Tensor | None
     generator: torch.Generator | None
     rtol: float | None = None
+    misnamed: AvowError | None = None
+    """What is wrong with SDPA's names for the mask and for causality."""
 
     @property
     def options(self) -> dict[str, object]:
@@ -235,11 +286,13 @@ class Request(NamedTuple):
         method, served = method_from(self.method, self.parameters), (Exact, Sparse, *_OWN_ROWS)
         if not isinstance(method, served):
             remedy = f"use one of {', '.join(one.name for one in served)}"
-            raise UnknownMethod("method", repr(method.name), "has no form over shards", remedy)
+            raise UnknownMethod("method", value_text(method.name), "has no form over shards", remedy)
         return method
 
     def check(self, problem: Problem) -> None:
         """Raise if this process cannot ask so."""
+        if self.misnamed is not None:
+            raise self.misnamed
         checked_requirement(self.tol, self.confidence, rtol=self.rtol)
         check_generator(self.generator)
         self.visible(problem)
@@ -259,7 +312,7 @@ class Request(NamedTuple):
                 raise ParameterError(f"{method.name}: shared_queries", True, "must not be the same rows", remedy)
             queries, keys = problem.q.shape[-2], problem.k.shape[-2]
             if problem.causal and queries != keys:
-                rule = f"must equal k.shape[-2]={keys} where causal"
+                rule = f"must equal k.shape[-2]={keys} if causal"
                 raise ShapeError("q.shape[-2]", queries, rule, "give each process the queries of its own keys")
         if isinstance(method, Separable):
             method.checked(problem)  # a process without rows never comes to its promise, which would ask

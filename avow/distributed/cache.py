@@ -18,6 +18,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Norms, Problem
 from avow.core.requirement import check_generator, checked_requirement
+from avow.decode.key_value_cache import KeyValueCache
 from avow.distributed.consensus import (
     Context,
     agree,
@@ -33,7 +34,6 @@ from avow.distributed.sparse import attend_within
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse
-from avow.nn.key_value_cache import KeyValueCache
 from avow.numerics.norms import check_range, row_norms
 
 # What caches must have in common.
@@ -46,6 +46,22 @@ class ShardedCache:
     Processes append the same tokens, the same number at a time, and ask the same queries, all in the same order. If one
     of them does not, all raise an error that names it when they next attend; nothing is sent before that. Answers carry
     no gradient.
+
+    Args:
+        cache: this process's part, alike in all processes but for its tokens.
+        group: the processes; None is all of them.
+
+    Raises:
+        InputError: the caches of the processes differ.
+
+    >>> import torch, torch.distributed as dist
+    >>> import avow.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> cache = avow.distributed.ShardedCache(avow.nn.KeyValueCache(key_heads=2, dim=16))
+    >>> cache.append(torch.randn(1, 2, 100, 16), torch.randn(1, 2, 100, 16))
+    >>> cache.attend(torch.randn(1, 8, 1, 16), tol=1e-2).certificate.keeps(1e-2), cache.length
+    (True, 100)
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, cache: KeyValueCache, group: Group = None) -> None:
@@ -58,6 +74,9 @@ class ShardedCache:
         self._appends, self._appended = 0, hashlib.sha256()
         """How often tokens were appended, and what they were, call by call."""
 
+    def __repr__(self) -> str:
+        return f"ShardedCache(rank={self._rank}, lengths={self.lengths}, cache={self.cache!r})"
+
     @property
     def length(self) -> int:
         """How many tokens the next query sees."""
@@ -67,6 +86,13 @@ class ShardedCache:
         """Remember tokens, the same in all processes: the shortest shards take them, in order of ranks.
 
         If anything is wrong with them, no shard keeps any.
+
+        Args:
+            k: keys, (batch, key_heads, l, dim).
+            v: values, (batch, key_heads, l, value_dim).
+
+        Raises:
+            InputError: something is wrong with them.
         """
         for name, x in (("k", k), ("v", v)):
             check_dense(name, x)
@@ -93,8 +119,23 @@ class ShardedCache:
     ) -> Attended:
         """The answers of all heads to the query of the last token, and the certificate of the error they made.
 
-        The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
-        `confidence < 1` accepts bounds that hold with that probability for each row, over the draws of all processes.
+        Without a tolerance the answer is exact.
+
+        Args:
+            q: the query, (batch, heads, 1, dim), the same in all processes.
+            tol: the largest error of a row that is accepted, relative to the longest value that the row sees.
+            confidence: accept bounds that hold with this probability for each row, over the draws of all processes.
+            scale: what q·k is multiplied by; None is 1/sqrt(dim).
+            generator: what samples are drawn from.
+            rtol: the largest error relative to the length of the row's true answer.
+
+        Returns:
+            The answer, (batch, heads, 1, value_dim), and its certificate, the same in all processes.
+
+        Raises:
+            InputError: processes disagree, or a cache is empty.
+            ToleranceUnreachable: no available arithmetic proves the tolerance.
+            LostRank: a process has ended, or is silent.
         """
         options = {"tol": tol, "rtol": rtol, "confidence": confidence}
         context = self._agreed(q, scale, generator, options)

@@ -50,14 +50,14 @@ from avow.distributed.states import (
     separable_protocol,
 )
 from avow.methods import random_features
-from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
+from avow.methods.low_rank import LowRank, Trace
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import cholesky, rounding, scan
 from avow.numerics import features as feature_maps
 from avow.numerics.cholesky import Factor, LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame
-from avow.numerics.heads import grouped, per_query_head, ungrouped
+from avow.numerics.heads import grouped, per_query_head, ungrouped, vector_lengths, within_ball
 
 _U = rounding.unit(torch.float64)
 
@@ -174,7 +174,7 @@ def _agreed_factor(
 def _sums(key_log: Tensor, residual: Tensor, values: Tensor) -> Float[Tensor, "b g 3"]:
     """Logarithms of the sums of weights, and of weights times roots of residuals; and the longest value."""
     sums = [_above(torch.logsumexp(x, -1), x.shape[-1]) for x in (key_log, key_log + 0.5 * residual.log())]
-    longest = lengths(values)[..., 0].amax(-1) if values.shape[-2] * values.shape[-1] else values.sum((-1, -2))
+    longest = vector_lengths(values)[..., 0].amax(-1) if values.shape[-2] * values.shape[-1] else values.sum((-1, -2))
     return torch.stack([*sums, longest], -1)
 
 
@@ -214,7 +214,7 @@ def _longest_seen(shard: LinearShard, values: Tensor, longest: Float[Tensor, "ra
         return per_query_head(longest.amax(0).unsqueeze(-1), p.q.shape[1])
     earlier = torch.arange(shard.ranks, device=values.device) < shard.rank
     before = torch.where(earlier[:, None, None], longest, 0.0).amax(0).unsqueeze(-1)
-    return per_query_head(torch.maximum(before, lengths(values)[..., 0].cummax(-1).values), p.q.shape[1])
+    return per_query_head(torch.maximum(before, vector_lengths(values)[..., 0].cummax(-1).values), p.q.shape[1])
 
 
 def landmarks(

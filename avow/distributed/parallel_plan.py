@@ -36,7 +36,16 @@ _MOST_RANKS = 4096
 
 @dataclass(frozen=True)
 class Interconnect:
-    """What connects the ranks: bytes a second that each can send, and seconds until a message is there."""
+    """What connects the ranks: bytes a second that each can send, and seconds until a message is there.
+
+    Attributes:
+        bandwidth: bytes a second that each rank can send.
+        latency: seconds until a message is there.
+
+    >>> from avow.distributed import Interconnect
+    >>> Interconnect(bandwidth=50e9, latency=5e-6).bandwidth
+    50000000000.0
+    """
 
     bandwidth: float
     latency: float
@@ -48,7 +57,14 @@ class Interconnect:
             raise ParameterError("latency", self.latency, "must be at least 0 seconds", "try latency=1e-4")
 
     def seconds(self, traffic: Traffic) -> float:
-        """How long a rank is busy sending and waiting."""
+        """How long a rank is busy sending and waiting.
+
+        Args:
+            traffic: what it sends, and how often it waits.
+
+        Returns:
+            Seconds.
+        """
         return traffic.sent / self.bandwidth + traffic.waits * self.latency
 
 

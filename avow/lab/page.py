@@ -14,7 +14,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import jinja2
 
-from avow.errors import AvowError, ParameterError
+from avow.errors import AvowError, ParameterError, value_text
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
 from avow.report.page import environment
 from avow.theory.claims.claim import as_json
@@ -103,7 +103,7 @@ class Inputs:
     def of(cls, given: Any) -> Self:
         """The inputs of a request, checked; what is left out keeps its default."""
         if not isinstance(given, dict):
-            raise ParameterError("body", repr(given), "must be a JSON object", "send one such as {}")
+            raise ParameterError("body", value_text(given), "must be a JSON object", "send one such as {}")
         check_parameters("", cls, given)
         numbers = {one.name for one in cls.declared() if one.type is float}
         # A whole number is a number too.
@@ -211,7 +211,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, AvowError):
         rule = f"raised an unexpected {type(error).__name__}: {error}"[:_SHOWN]
         error = Unforeseen("this input", "as given", rule, "change it, and report the page's address")
-    value = error.value if isinstance(error.value, str) else repr(error.value)
+    value = error.value if isinstance(error.value, str) else value_text(error.value)
     value = value if len(value) <= _SHOWN else value[:_SHOWN] + " …"
     parts = {"name": error.name[:_SHOWN], "value": value, "rule": error.rule, "remedy": error.remedy}
     return {"error": {"kind": type(error).__name__, **parts}}

@@ -9,6 +9,7 @@ What is shown:
     knowledge    answers to questions, and the knowledge experiment: pages, picture, tables
     weights      constructions: tables, JSON, file
     ranks        plans for many ranks: tables, chart
+    decode_plan  plans of decode loops: tables
 
 How it is shown:
     page         HTML pages from the templates in templates/

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any, Literal
 
 from avow.core.chart import Chart, Picture, Table
+from avow.extras import require
 from avow.report.formatting import number
 from avow.report.style import INK, LINE, LOOKS, SOFT, WHISKER, Look
 from avow.report.terminal import Columns
@@ -210,6 +211,7 @@ def png(picture: Picture | Plot) -> bytes:
 
 def panels_png(plots: Sequence[Plot], title: str, note: str) -> bytes:
     """Plots side by side on a shared y axis, 1200 × 600, with one legend and a note below them."""
+    require("matplotlib", purpose="to draw pictures")
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -231,6 +233,7 @@ def panels_png(plots: Sequence[Plot], title: str, note: str) -> bytes:
 
 def drawing(picture: Picture | Plot) -> Any:
     """A chart, a table or a plot as a matplotlib figure."""
+    require("matplotlib", purpose="to draw pictures")
     from matplotlib.figure import Figure
 
     plot = None if isinstance(picture, Table) else plot_of(picture)

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from markupsafe import Markup
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from avow.core.chart import Chart
 from avow.report import charts, formatting
-from avow.report.page import macro, render
 from avow.report.terminal import Columns
 from avow.theory.claims.claim import Claim, Finding, Verdict
 
@@ -43,11 +41,13 @@ def headline(findings: Sequence[Finding]) -> str:
 
 def claims_page(findings: Sequence[Finding], command: str) -> str:
     """The page: every claim with its verdict, formula, evidence and picture; `command` is what made it."""
+    from avow.report.page import render
+
     figures: dict[str, Any] = {}
     known, counts = {finding.claim.id for finding in findings}, Counter(finding.verdict for finding in findings)
-    topics: dict[str, list[tuple[Finding, Markup]]] = {}
+    topics: dict[str, list[tuple[Finding, str]]] = {}
     for finding in findings:
-        topics.setdefault(finding.claim.topic, []).append((finding, Markup(judged(finding, figures, known))))
+        topics.setdefault(finding.claim.topic, []).append((finding, judged(finding, figures, known)))
     return render(
         "claims.html",
         figures,
@@ -63,6 +63,8 @@ def claims_page(findings: Sequence[Finding], command: str) -> str:
 
 def stated(claim: Claim) -> str:
     """The claim in words and as a formula, what is true instead, and what it assumes, in HTML."""
+    from avow.report.page import macro
+
     return str(macro("claim.html", "stated")(claim))
 
 
@@ -71,6 +73,8 @@ def judged(finding: Finding, figures: dict[str, Any], known: set[str], link: str
 
     `link` is the address of the page of another claim, with a place for its anchor.
     """
+    from avow.report.page import macro
+
     picture = None if finding.picture is None else charts.picture_from(finding.picture)
     id = ""
     if isinstance(picture, Chart):

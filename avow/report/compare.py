@@ -14,7 +14,6 @@ from avow.methods import method_named
 from avow.planner import BOUND_UNIT, Plan
 from avow.report import formatting
 from avow.report.charts import Axis, Plot, Trace, figure, panels_png
-from avow.report.page import render
 from avow.report.style import FRONTIER, look
 from avow.report.terminal import Columns
 
@@ -83,6 +82,8 @@ def _measured(board: Board) -> Iterator[tuple[Row, Measured]]:
 
 def page(comparison: Comparison, command: str) -> str:
     """The report as a page; `command` is what made it."""
+    from avow.report.page import render
+
     figures = {f"frontier-{i}": figure(frontier_plot(board)) for i, board in enumerate(comparison.boards)}
     if comparison.scaling:
         figures["scaling-0"] = figure(_growth(comparison, "seconds", "seconds a call"))

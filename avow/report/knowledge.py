@@ -14,7 +14,6 @@ from rich.text import Text
 from avow.core.chart import Table
 from avow.report import formatting
 from avow.report.charts import Axis, Plot, Trace, figure, line_mode
-from avow.report.page import render
 from avow.report.style import FRONTIER, LOOKS, Look
 from avow.report.terminal import Columns
 from avow.training import Evaluation, Outcome, corpus_of
@@ -99,6 +98,8 @@ def evaluation_lines(answers: ModelAnswers) -> Iterator[RenderableType]:
 
 def evaluation_page(answers: ModelAnswers, command: str) -> str:
     """The evaluation as a page; `command` is what made it."""
+    from avow.report.page import render
+
     shown = {"abstention": answers.evaluation.abstention(), "calibration": answers.evaluation.calibration()}
     rows = [(*(cells := _answer_cells(o))[:3], o.right, cells[3]) for o in answers.surest]
     return render(
@@ -178,11 +179,13 @@ def _answered(evaluation: Evaluation) -> tuple[str, str, str, str]:
 
 def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
     """The report as a page; `command` is what made it, `machine` where."""
+    from avow.report.page import render
+
     rows, plots = list(lines(experiment)), _plots(experiment)
     places = _columns(rows)
     ranks = ["failed" if line.evaluation is None else "best" if line.best else "other" for line in rows]
     answers = list(_answers(experiment))
-    configs = {result.arm.name: result.arm.config.to_json() for row in experiment.rows for result in row.results}
+    configs = {result.arm.name: result.arm.config.to_toml() for row in experiment.rows for result in row.results}
     return render(
         "knowledge.html",
         {"accuracy": figure(accuracy_plot(experiment))} | {id: figure(plot) for id, plot in plots.items()},
@@ -236,7 +239,7 @@ def _plots(experiment: Experiment) -> dict[str, Plot]:
         calibration.append(Trace(label, xs, ys, "points", look, size=sizes, opacity=0.8))
     right, plots = Axis("share right"), {}
     if losses:
-        plots["loss"] = Plot("Loss in training", Axis("step"), Axis("nats per character", log=True), losses)
+        plots["loss"] = Plot("Loss in training", Axis("step"), Axis("nats per token", log=True), losses)
     if abstention:
         title, x = "Accuracy where a model may abstain", Axis("share answered, the surest first")
         plots["abstention"] = Plot(title, x, right, abstention)

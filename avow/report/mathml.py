@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from xml.etree import ElementTree
 
+from avow.extras import require
+
 # A thick space, \enspace, \quad and \qquad; thinner ones tie what they part.
 _WIDE = ("0.278em", "0.5em", "1em", "2em")
 _THIN = {"width": "0.17em"}
@@ -34,6 +36,7 @@ def display(latex: str) -> str:
 
 
 def _read(latex: str) -> ElementTree.Element | None:
+    require("latex2mathml", purpose="to draw formulas")
     from latex2mathml.converter import convert_to_element
 
     try:

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from avow.extras import require
+
+require("jinja2", "latex2mathml", "plotly", purpose="to write HTML pages")
+
 from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 

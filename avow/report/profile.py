@@ -12,7 +12,6 @@ from avow.core.chart import Table
 from avow.integrations.transformers.model_plan import Speed, Verdict
 from avow.integrations.transformers.profiling import CERTIFIED, KINDS, NEAR, ROWS, Head, Profile
 from avow.report.formatting import NOTHING, error, number
-from avow.report.page import render
 from avow.report.style import LOOKS
 
 Figure = dict[str, Any]
@@ -31,6 +30,8 @@ _MAPS: dict[str, tuple[Callable[[Head], float], bool]] = {
 
 def profile_page(profile: Profile, command: str, machine: str) -> str:
     """The report as a page; `command` is what made it, `machine` where."""
+    from avow.report.page import render
+
     figures: dict[str, Figure] = {"kinds": kinds_figure(profile), "reading": reading_figure(profile, "sparse")}
     figures |= {id: number_figure(profile, value, log) for id, (value, log) in _MAPS.items()}
     return render(

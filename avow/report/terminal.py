@@ -114,22 +114,33 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def training_progress() -> Iterator[Callable[[Progress], None]]:
-    """A function to call with every line of the log."""
+def training_progress() -> Iterator[ProgressLines | ProgressBar]:
+    """What to call with every line of the log, and `note` with what there is to know before the first."""
     if not sys.stderr.isatty():
         yield ProgressLines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[line]}"))
     with Bar(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        yield ProgressBar(bar)
+
+
+class ProgressBar:
+    """A bar with the last line beside it."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._held_out: float | None = None
         # Until the first line nothing is known of the length: the bar swings.
-        task = bar.add_task("preparing", total=None, line="")
+        self._task = bar.add_task("preparing", total=None, line="")
 
-        def tell(progress: Progress) -> None:
-            step, steps = progress.step, progress.steps
-            line = progress_line(progress)
-            bar.update(task, description=f"{step:,}/{steps:,}", total=steps, completed=step, line=line)
+    def note(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False)
 
-        yield tell
+    def __call__(self, progress: Progress) -> None:
+        step, steps = progress.step, progress.steps
+        self._held_out = progress.held_out_loss or self._held_out
+        line = progress_line(progress, self._held_out)
+        self._bar.update(self._task, description=f"{step:,}/{steps:,}", total=steps, completed=step, line=line)
 
 
 class ProgressLines:
@@ -137,17 +148,22 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self._share, self._when = -1.0, 0.0
+        self._held_out: float | None = None
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def __call__(self, progress: Progress) -> None:
         share, now = progress.step / progress.steps, time.monotonic()
+        self._held_out = progress.held_out_loss or self._held_out
         if share < 1 and share - self._share < _SHARE and now - self._when < _SECONDS:
             return
         self._share, self._when = share, now
-        print(f"step {progress.step:,}/{progress.steps:,}  {progress_line(progress)}", file=sys.stderr, flush=True)
+        self.note(f"step {progress.step:,}/{progress.steps:,}  {progress_line(progress, self._held_out)}")
 
 
-def progress_line(progress: Progress) -> str:
-    """The figures of a line: loss, pace and the time left, as a clock shows it.
+def progress_line(progress: Progress, held_out: float | None = None) -> str:
+    """The figures of a line: loss, pace and the time left, as a clock shows it; `held_out` is the last such loss.
 
     >>> from avow.training import Progress
     >>> progress_line(Progress(10, 200, 0.5, 1.23456, 1e-3, 1.0, 12345.6, 0.1234, 75.0))
@@ -156,5 +172,7 @@ def progress_line(progress: Progress) -> str:
     minutes, seconds = divmod(round(progress.eta), 60)
     hours, minutes = divmod(minutes, 60)
     left = f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
-    pace = f"{progress.tokens_per_second:,.0f} tokens/s · MFU {progress.mfu:.1%}"
-    return f"loss {progress.loss:.3f} · {pace} · {left if progress.step < progress.steps else 'done'}"
+    figures = [f"loss {progress.loss:.3f}", f"{progress.tokens_per_second:,.0f} tokens/s", f"MFU {progress.mfu:.1%}"]
+    if held_out is not None:
+        figures = [figures[0], f"held out {held_out:.3f}", figures[1]]  # Eighty characters have no room for all.
+    return " · ".join([*figures, left if progress.step < progress.steps else "done"])

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from avow.core import dtype_name
+from avow.extras import require
 from avow.report import formatting
 from avow.report.terminal import Columns
 from avow.theory.constructions.construction import Construction, Proof
@@ -67,6 +68,7 @@ def plain(construction: Construction, proof: Proof, most: int) -> dict[str, Any]
 
 def safetensors_bytes(construction: Construction, proof: Proof) -> bytes:
     """A safetensors file: the weights, and beside them what they promise and what was proved."""
+    require("safetensors", purpose="to save weights")
     from safetensors.torch import save
 
     metadata = {

@@ -260,7 +260,7 @@ def _costs(head: Workload, trials: Sequence[Trial], unit: str) -> Figure:
         cost = trial.operations if unit == "operations" else _time_ratio(head, trial.method)
         hover = _WORDS.say("hover", trial, cost, trial.own_mechanism)
         settings.append(Setting(trial.method, cost, _shown(trial.error), _shown(trial.bound), hover))
-    axes = Axis(f"{unit} beside exact attention", log=True, format="×"), Axis("error", log=True)
+    axes = Axis(f"{unit} relative to exact attention", log=True, format="×"), Axis("error", log=True)
     lowest = min(trial.error for trial in trials)
     # A legend of plotly's would leave a phone no room for the figure.
     return figure(cost_plot("", *axes, settings), yaxis=_error_axis(lowest), showlegend=False)
@@ -302,7 +302,7 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-_SUMMARY = "Make a method fail, and see its certificate say so first: bound beside measured error, cost beside both."
+_SUMMARY = "Make a method fail, and see its certificate say so first: bound, measured error and cost in one picture."
 _PRESETS: Presets = {
     "Random features, norms grow": {},
     "Low rank, clusters": {"method": "low_rank", "kind": "clustered"},

@@ -6,14 +6,13 @@ made here; nothing that a page says is ever joined to a path.
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import itertools
 import json
 import math
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,32 +23,36 @@ from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, Words, control, fact
 from avow.report import formatting
 from avow.report.charts import figure
-from avow.training.run_folder import COLUMNS
+from avow.training.run_folder import COLUMNS, CONFIG, parse_log
 
 # Where `avow lab --runs` says runs are; the processes that compute inherit it.
 VARIABLE = "AVOW_LAB_RUNS"
 DEFAULT_FOLDER = "out"
 # How deep, how many folders, how many runs, and how much of a file.
 _DEEP, _FOLDERS, _RUNS, _BYTES = 4, 4000, 200, 1 << 25
+# A configuration is short, and TOML is slow to read.
+_CONFIG_BYTES = 1 << 16
 # A curve has this many points at most, and a run that was silent for so long is taken for stopped.
 _POINTS, _SILENT = 500, 120.0
 # As many curves as there are colours.
 _CURVES = 7
 _COLUMNS = {
-    "loss": ("loss", "loss, nats per character"),
-    "learning rate": ("rate", "learning rate"),
+    "loss": ("loss", "loss, nats per token"),
+    "held-out loss": ("held_out_loss", "held-out loss, nats per token"),
+    "learning rate": ("lr", "learning rate"),
     "gradient": ("norm", "length of the gradient"),
     "speed": ("tokens_per_second", "tokens per second"),
 }
 _WORDS, _KNOWLEDGE = Words("runs.txt"), Words("runs_knowledge.html")
 
-Curves = dict[str, list[float]]
+# By column; None where a line has no such number.
+Curves = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
 class RunsInputs(Inputs):
     run: str = control("", "Run, or folder of runs", longest=300, quiet=True)
-    curve: Literal["loss", "learning rate", "gradient", "speed"] = control("loss", "Curve")
+    curve: Literal["loss", "held-out loss", "learning rate", "gradient", "speed"] = control("loss", "Curve")
     log: bool = control(True, "Logarithmic scale")
 
 
@@ -150,7 +153,10 @@ def _chosen(runs: list[Run], name: str) -> list[Run]:
 def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     column, title = _COLUMNS[inputs.curve]
     drawn_runs = [run for run in chosen if run.curves["step"]]
-    series = {run.short_name or run.name: (run.curves["step"], run.curves[column]) for run in drawn_runs}
+    series = {}
+    for run in drawn_runs:
+        points = [(x, y) for x, y in zip(run.curves["step"], run.curves[column], strict=True) if y is not None]
+        series[run.short_name or run.name] = [x for x, _ in points], [y for _, y in points]
     # Where a reader has zoomed in, new points do not zoom out again.
     revision = f"{inputs.run} {inputs.curve} {inputs.log}"
     drawn = figure(Chart(title, "step", title, series, log_y=inputs.log), uirevision=revision)
@@ -212,7 +218,7 @@ def _name(path: Path) -> str:
 
 
 def _run(path: Path) -> Run | None:
-    config, _ = _read(path / "config.json", _json)
+    config, _ = _read(path / CONFIG, _toml)
     model, data = config.get("model"), config.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         return None
@@ -249,28 +255,25 @@ def _json(content: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _toml(content: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode("utf-8")) if len(content) <= _CONFIG_BYTES else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
 def curves_of(content: bytes) -> Curves:
-    """The columns of a log, thinned to so many points, the first and the last among them."""
-    lines = lines_of(content)
+    """The columns of a log, thinned to so many points, the first and the last among them.
+
+    Lines with a held-out loss are rarer than others, and stay.
+    """
+    lines = parse_log(content.decode("utf-8", errors="replace"))
     if len(lines) > _POINTS:
-        lines = [lines[round(i * (len(lines) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
-    return {name: [line[i] for line in lines] for i, name in enumerate(COLUMNS)}
-
-
-def lines_of(content: bytes) -> list[list[float]]:
-    """The lines of a log. Only those that have ended count, for a number that was cut short is another number."""
-    ended = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    reader, lines = csv.reader(io.StringIO(ended, newline="")), []
-    if next(reader, None) != COLUMNS:
-        return []
-    for row in reader:
-        try:
-            numbers = [float(cell) for cell in row]
-        except ValueError:
-            continue
-        if len(numbers) == len(COLUMNS) and all(map(math.isfinite, numbers[:2])):
-            lines.append(numbers)
-    return lines
+        every = {round(i * (len(lines) - 1) / (_POINTS - 1)) for i in range(_POINTS)}
+        held_out = [i for i, line in enumerate(lines) if line.held_out_loss is not None]
+        every |= set(held_out[:: -(-len(held_out) // _POINTS) or 1])
+        lines = [lines[i] for i in sorted(every)]
+    return {name: [getattr(line, name) for line in lines] for name in COLUMNS}
 
 
 _SUMMARY = "Training runs on this machine: losses while they fall, and what models know after reading."

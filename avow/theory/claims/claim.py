@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import avow
 from avow.core.chart import Picture
-from avow.errors import ParameterError
+from avow.errors import ParameterError, value_text
 
 Verdict = Literal["proved", "refuted", "corrected", "supported", "no verdict", "not applicable"]
 Kind = Literal["symbolic", "rational", "balls", "exact law", "counterexample", "search"]
@@ -146,7 +146,7 @@ class Claim:
                 self._refuse(part, "must be a function", "give it uncalled")
 
     def _refuse(self, part: str, rule: str, remedy: str) -> NoReturn:
-        raise ParameterError(f"claim {self.id}: {part}", repr(getattr(self, part)), rule, remedy)
+        raise ParameterError(f"claim {self.id}: {part}", value_text(getattr(self, part)), rule, remedy)
 
     @property
     def used_by(self) -> tuple[str, ...]:
@@ -203,7 +203,15 @@ class Claim:
 
 
 def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
-    """The verdict some evidence earns."""
+    """The verdict some evidence earns.
+
+    Args:
+        evidence: what a check yielded.
+        has_amendment: whether the claim says how it would be right.
+
+    Returns:
+        The verdict.
+    """
     steps = list(evidence)
     stated, amended = ([step.kind for step in steps if bool(step.amended) == about] for about in (False, True))
     if "counterexample" in stated:
@@ -311,6 +319,16 @@ def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
 
     @claim("copy-gap", topic="softmax", expected="proved", statement=r"…", plain="…", subject=…, sabotage={"…": …})
     def copy_gap(subject): yield toolbox.identity(…)
+
+    Args:
+        id: its name, a word.
+        **words: the fields of `Claim`: topic, statement, plain, expected, subject, sabotage and more.
+
+    Returns:
+        A decorator that makes a `Claim` of a check, a function that yields evidence.
+
+    Raises:
+        ParameterError: a field is missing or does not fit.
     """
 
     def as_claim(check: Check) -> Claim:

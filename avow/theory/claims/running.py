@@ -33,11 +33,24 @@ def run(
     tell: Tell | None = None,
     sabotage: bool = True,
 ) -> Iterator[Finding]:
-    """The finding on each claim, as it comes; `tell` is called with each claim as its judging begins.
+    """The finding on each claim, as it comes.
 
     A claim that loops, breaks the interpreter or runs out of time gets "no verdict" with the trouble in words, and all
-    the others still run. The limit holds for the claim, and again for each of its sabotages. A claim that needs others
-    is judged after them, if they were proved or corrected; those not asked for are judged as well, and not reported.
+    the others still run. A claim that needs others is judged after them, if they were proved or corrected; those not
+    asked for are judged as well, and not reported.
+
+    Args:
+        claims: what is judged.
+        seconds_each: the limit for a claim, and again for each of its sabotages.
+        workers: processes that judge.
+        tell: called with each claim as its judging begins.
+        sabotage: whether each check is also shown what it must refuse.
+
+    Returns:
+        Findings, in the order in which they come.
+
+    Raises:
+        ParameterError: a number is out of range.
     """
     if not seconds_each > 0:
         raise ParameterError("run: seconds_each", seconds_each, "must be above 0", "try seconds_each=60")

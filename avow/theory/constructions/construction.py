@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from avow.core import DTYPES
 from avow.core.chart import Picture
-from avow.errors import DtypeError, MissingPackage, NonFiniteError, ParameterError, ShapeError
+from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.extras import require
 from avow.parameters import as_float
 
 
@@ -94,12 +95,11 @@ def first_proved(candidates: Iterable[C]) -> tuple[C | None, float]:
     return None, best
 
 
-def scipy_optimize(needed: str) -> Any:
+def scipy_optimize(purpose: str) -> Any:
     """SciPy's solvers; without them, an error that says what they are needed for."""
-    try:
-        from scipy import optimize
-    except ImportError as error:
-        raise MissingPackage("scipy", "missing", needed, "pip install 'avow[rigor]'") from error
+    require("scipy", purpose=purpose)
+    from scipy import optimize
+
     return optimize
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
+from avow.extras import require
 from avow.numerics import intervals
 
 FUNCTIONS = ("exp", "log", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf")
@@ -17,6 +18,7 @@ def compiled(expression: Any, letters: Sequence[Any]) -> Callable[[Sequence[inte
 
     It holds the expression's values, and is not finite where it cannot tell.
     """
+    require("flint", "sympy", purpose="to enclose formulas")
     import sympy
     from flint import arb
 

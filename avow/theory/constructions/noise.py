@@ -24,7 +24,8 @@ from fractions import Fraction
 from typing import Any
 
 from avow.core.chart import Chart
-from avow.errors import NonFiniteError, ParameterError
+from avow.errors import NonFiniteError, ParameterError, value_text
+from avow.extras import require
 from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
 from avow.parameters import as_float, declared
@@ -115,7 +116,7 @@ class AnyScale:
 
     def __post_init__(self) -> None:
         if not as_float(self.least) <= as_float(self.most) or self.least == math.inf:
-            rule = f"must be at most most={self.most}"
+            rule = f"must be at most most={value_text(self.most)}"
             raise ParameterError("AnyScale: least", self.least, rule, "try AnyScale(0.5)")
 
     @declared("probability")
@@ -200,11 +201,24 @@ def noise_analysis(
     noisy: int = 0,
     target: Mapping[int, Fraction | float] | None = None,
 ) -> NoiseAnalysis:
-    """The exact law of the averaged weights of some heads when key `noisy` is scaled by X.
+    """The exact law of the averaged weights of some heads when one key is scaled by a random X.
 
-    A head is its query's coordinates along the keys' directions: {0: t, 1: t} is t(u_0 + u_1). The target is a
-    distribution over keys; left out, it is the average of keys 0 and 1.
+    Args:
+        n: how many keys, orthonormal.
+        heads: the query of each head by its coordinates along the keys' directions: {0: t, 1: t} is t(u_0 + u_1).
+        law: that of X.
+        eta: how far from the target, in total variation, counts as success.
+        noisy: which key is scaled.
+        target: a distribution over keys; None is the average of keys 0 and 1.
 
+    Returns:
+        The probability of success, mean and variance, and every outcome of a discrete law.
+
+    Raises:
+        ParameterError: a number is out of range.
+        RangeError: a number is beyond float64.
+
+    >>> from avow.theory.constructions import DiscreteLaw, noise_analysis
     >>> t = 11.512925464970229  # ln(n/ε) for n = 1000, ε = 0.01
     >>> analysis = noise_analysis(1000, [{0: t, 1: t}], DiscreteLaw((0.5, 1.5), (0.5, 0.5)), eta=0.1)
     >>> [round(low, 4) for low, high in analysis.outcomes[1].weights.values()], analysis.success
@@ -314,6 +328,7 @@ def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> interv
     if isinstance(law, DiscreteLaw):
         odds = zip(law.values, law.probabilities, strict=True)
         return intervals.total(intervals.ball(p) * weight(intervals.ball(value)) for value, p in odds)
+    require("flint", purpose="for rigorous integrals")
     from flint import acb, arb
 
     spread = intervals.ball(law.variance).sqrt()

@@ -91,10 +91,21 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     The spans must be independent: the smallest singular value of [A B] is proved to be above zero, and large enough
     for the projector to survive rounding; otherwise the combination of columns that nearly vanishes is in the error.
 
-    >>> part = project_out(torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [1.0]]))
-    >>> part.projection
-    tensor([[ 1., -1.],
-            [ 0.,  0.]])
+    Args:
+        a: columns to keep, (d, p).
+        b: columns to remove, (d, q).
+
+    Returns:
+        The projector, with a bound on its rounding.
+
+    Raises:
+        InputError: the spans are not independent, or nearly not; the message has the combination that vanishes.
+        ShapeError: sizes do not fit.
+
+    >>> import torch
+    >>> from avow.theory.constructions import project_out
+    >>> project_out(torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [1.0]])).projection.tolist()
+    [[1.0, -1.0], [0.0, 0.0]]
     """
     a, b = checked_matrix("project_out: A", a), checked_matrix("project_out: B", b)
     if a.shape[0] != b.shape[0]:

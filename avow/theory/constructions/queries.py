@@ -237,6 +237,22 @@ def copy_query(
     unit keys at a distance r or more, :math:`t = (2/r^2) \ln((n-1)/\varepsilon)`. Where some key reaches as far in that
     direction, and with `shortest=True`, it is the shortest query there is, with a proof of it.
 
+    Args:
+        keys: the keys, (n, d).
+        target: which key gets the weight.
+        eps: ε, between 0 and 1.
+        shortest: whether to find the shortest query, with a proof that it is.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
+
+    Returns:
+        The query, with its bound and a proof.
+
+    Raises:
+        InsideHull: the key is a mean of the others; the error has the proof.
+        ParameterError: eps or the index is out of range.
+
+    >>> import torch
+    >>> from avow.theory.constructions import copy_query
     >>> answer = copy_query(torch.eye(3), target=0, eps=0.01, shortest=True)
     >>> round(answer.norm, 9), answer.gap < 1e-9, bool(answer.verify())
     (4.326058014, True, True)
@@ -262,6 +278,21 @@ def average_query(
     :math:`\ln(n/\varepsilon) \sum_{i \in S} k_i`. Such a query exists exactly when the affine hull of the subset does
     not meet the convex hull of the other keys.
 
+    Args:
+        keys: the keys, (n, d).
+        subset: which keys share the weight.
+        eps: ε, between 0 and 1.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
+
+    Returns:
+        The query, with its bound and a proof.
+
+    Raises:
+        InsideHull: no such query exists; the error has the proof.
+        ParameterError: eps or an index is out of range.
+
+    >>> import torch
+    >>> from avow.theory.constructions import average_query
     >>> average_query(torch.eye(4), subset=(0, 2), eps=0.01).query.tolist()
     [5.991464547107982, 0.0, 5.991464547107982, 0.0]
     """
@@ -287,6 +318,24 @@ def mixture_query(
     Before it is rounded to `dtype` it keeps the ratios of the weights exactly. For orthonormal keys it is
     :math:`\sum_{i \in S} (t + \ln w_i) k_i` with :math:`t = \ln(n/\varepsilon)`. Weights that miss a sum of 1 by at
     most 1e-6 are divided by it.
+
+    Args:
+        keys: the keys, (n, d).
+        weights: the weight of each key, summing to 1 to within 1e-6.
+        eps: ε, between 0 and 1.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
+
+    Returns:
+        The query, with its bound and a proof.
+
+    Raises:
+        OutOfReach: no query gives such weights; the error has the proof.
+        ParameterError: eps or a weight is out of range.
+
+    >>> import torch
+    >>> from avow.theory.constructions import mixture_query
+    >>> bool(mixture_query(torch.eye(3), [0.5, 0.3, 0.2], eps=0.01).verify())
+    True
     """
     keys, eps = checked_matrix("mixture_query: keys", keys), checked_eps("mixture_query", eps)
     numbers = weights.double().tolist() if isinstance(weights, Tensor) else [as_float(x) for x in weights]

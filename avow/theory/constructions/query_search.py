@@ -35,6 +35,7 @@ from torch import Tensor
 
 from avow.core import DTYPES, check_dtype, dtype_name
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
+from avow.extras import require
 from avow.numerics import intervals
 from avow.theory.constructions.construction import first_proved, scipy_optimize
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 STEPS = 400
-_NEEDED = "is needed to find the combination that proves a query impossible"
+_PURPOSE = "to find the combination that proves a query impossible"
 
 
 class Goal(NamedTuple):
@@ -343,7 +344,7 @@ def _guesses(keys: Tensor, weights: Tensor) -> Iterator[Array]:
         return
     ranges = [(None, None) if one else (None, 0) for one in kept]
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    answer = scipy_optimize(_NEEDED).linprog(
+    answer = scipy_optimize(_PURPOSE).linprog(
         -logs, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight
     )
     if answer.status == 0:
@@ -364,7 +365,7 @@ def _nearest(equations: Array, sides: Array) -> Array:
     kept = equations[-1] > 0
     # Numbers of either sign are differences of two that are not negative.
     signed = np.concatenate([np.where(kept, equations, -equations), -equations[:, kept]], 1)
-    solution, _ = scipy_optimize(_NEEDED).nnls(signed, sides, maxiter=100 * signed.shape[1] + 1000)
+    solution, _ = scipy_optimize(_PURPOSE).nnls(signed, sides, maxiter=100 * signed.shape[1] + 1000)
     combination = np.where(kept, solution[: len(kept)], -solution[: len(kept)])
     combination[kept] -= solution[len(kept) :]
     return combination
@@ -372,6 +373,7 @@ def _nearest(equations: Array, sides: Array) -> Array:
 
 def _relations(vectors: Sequence[Sequence[Fraction]]) -> Iterator[tuple[int, list[Fraction]]]:
     """A basis of the combinations that vanish, exactly; each with the place at which it alone is 1 and all others 0."""
+    require("flint", purpose="to solve equations exactly")
     from flint import fmpq, fmpq_mat
 
     if not vectors:

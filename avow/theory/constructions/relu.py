@@ -211,6 +211,20 @@ def relu_linear(
 
     On the whole line a slope that the type does not hold exactly would drift away without end, and is refused.
 
+    Args:
+        m: the slope.
+        b: the intercept.
+        interval: where it must hold; None is the whole line.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
+
+    Returns:
+        The network, with its bound and a proof.
+
+    Raises:
+        ParameterError: a number is not finite.
+        ToleranceUnreachable: the type does not hold the slope, on the whole line.
+
+    >>> from avow.theory.constructions import relu_linear
     >>> relu_linear(2, -1).bound
     0.0
     """
@@ -278,6 +292,19 @@ def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.floa
     layers is off by exactly 4^-(m+1) and has 3m − 1 units: two in the first layer, three in every other. If
     rounding to `dtype` costs more than `eps` has to spare, units are added.
 
+    Args:
+        eps: ε, between 0 and 1.
+        deep: whether to use many layers of three units instead of one.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
+
+    Returns:
+        The network, with its bound and a proof.
+
+    Raises:
+        ParameterError: eps is out of range.
+        ToleranceUnreachable: the type's rounding is coarser than eps.
+
+    >>> from avow.theory.constructions import relu_square
     >>> [relu_square(eps).units for eps in (1e-2, 1e-3, 1e-4, 1e-6)]
     [4, 11, 35, 354]
     >>> [relu_square(eps, deep=True).units for eps in (1e-2, 1e-3, 1e-4, 1e-6)]

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from avow.core import check_dtype, dtype_name
 from avow.core.chart import Chart
-from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
+from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable, value_text
+from avow.extras import require
 from avow.numerics import intervals
 from avow.parameters import declared
 from avow.theory.constructions import relu
@@ -95,7 +96,21 @@ def relu_piecewise(
     The expression may be built from numbers, + − × ÷, powers, roots, absolute values and
     exp, log, sin, cos, tan, atan, sinh, cosh, tanh, erf.
 
+    Args:
+        f: the expression.
+        interval: where it must hold: both ends.
+        eps: the largest error.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
+
+    Returns:
+        The network, with its bound and a proof.
+
+    Raises:
+        ParameterError: this is not such an expression, or a number is out of range.
+        ToleranceUnreachable: the type's rounding is coarser than eps.
+
     >>> import sympy
+    >>> from avow.theory.constructions import relu_piecewise
     >>> relu_piecewise(sympy.exp(sympy.Symbol("x")), (0, 1), 1e-2).units
     4
     """
@@ -217,11 +232,12 @@ def _layers_through(curve: Curve, knots: Sequence[Knot], dtype: torch.dtype) -> 
 
 def curve_of(f: sympy.Expr) -> Curve:
     """An expression of one symbol as floats and balls can follow it."""
+    require("flint", "scipy", "sympy", purpose="to follow a formula")
     import sympy
 
     name = "relu_piecewise: f"
     if not isinstance(f, sympy.Expr):
-        raise ParameterError(name, repr(f), "must be a SymPy expression", 'try sympy.exp(sympy.Symbol("x"))')
+        raise ParameterError(name, value_text(f), "must be a SymPy expression", 'try sympy.exp(sympy.Symbol("x"))')
     if len(f.free_symbols) > 1:
         raise ParameterError(name, f, f"must have one symbol, not {len(f.free_symbols)}", "give the others values")
     x = sympy.Dummy("x", real=True)

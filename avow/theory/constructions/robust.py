@@ -138,15 +138,32 @@ def robust_heads(
     r"""Two heads whose average keeps to ½(v_a + v_b) while key a is scaled by a random X.
 
     Along their keys: head 1 is t·u_a and head 2 is t'·u_b, where a scale of `least` or more leaves head 1 a score of
-    :math:`t \cdot least \ge \ln((n-1)/\varepsilon)`. `least` is by default a discrete law's smallest value, half a
-    Gaussian's mean, or the range's own end.
+    :math:`t \cdot least \ge \ln((n-1)/\varepsilon)`.
 
     With `away`, head 1 is instead :math:`-t \sum_{j \ne a} u_j`: it scores nothing on the noisy key and pushes every
     other down, so it survives every scale, zero and negative ones too, for a query √(n−1) times as long.
 
-    `keys` (n, d) are orthonormal up to `tolerance` in each inner product (by default some roundings of `dtype`); left
-    out, they are the standard basis.
+    Args:
+        n: how many keys.
+        eps: ε, between 0 and 1.
+        law: that of X.
+        least: the smallest scale to survive; None is a discrete law's smallest value, half a Gaussian's mean, or the
+            range's own end.
+        away: whether head 1 pushes the other keys down instead.
+        keys: orthonormal keys, (n, d); None is the standard basis.
+        tolerance: how far inner products may be from 0 or 1; None is some roundings of `dtype`.
+        noisy: a, the key that is scaled.
+        other: b.
+        dtype: the type that the result is rounded to; its rounding is in the bound.
 
+    Returns:
+        The queries, with their bound and a proof.
+
+    Raises:
+        ParameterError: a number is out of range, or no scale is survived.
+        ShapeError: the keys do not fit.
+
+    >>> from avow.theory.constructions import AnyScale, robust_heads
     >>> heads = robust_heads(1000, 0.01, AnyScale(0.5))
     >>> round(float(heads.queries[0, 0]), 3), bool(heads.verify())
     (23.024, True)

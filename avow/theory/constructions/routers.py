@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from avow.core import dtype_name
 from avow.core.chart import Table
-from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable, value_text
 from avow.numerics import intervals
 from avow.numerics.intervals import longest, rounded, stacked
 from avow.parameters import as_float, declared
@@ -128,13 +128,27 @@ class _Head(nn.Module):
 
 @declared("router")
 def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None = None) -> Router:
-    """The head with the smallest scale that routes these tokens (n, d) to within `eps` max‖v‖.
+    """The head with the smallest scale that routes these tokens to within `eps` max‖v‖.
 
-    `routes` says for each token which token it reads, or which ones it averages; tokens it does not name are left
-    free (where the tokens are independent they read all evenly). `carry` (e, d) is the linear map of the source that
-    is delivered, by default all of it; see `feature_map`. Dependent tokens are routed where some bilinear score puts
-    every source above the rest, and refused where none does. Tokens equal to a source are sources.
+    Dependent tokens are routed where some bilinear score puts every source above the rest, and refused where none does.
+    Tokens equal to a source are sources.
 
+    Args:
+        tokens: the tokens, (n, d).
+        routes: for each token which token it reads, or which ones it averages; tokens it does not name are left free
+            (where the tokens are independent they read all evenly).
+        eps: ε, between 0 and 1.
+        carry: the linear map of the source that is delivered, (e, d), see `feature_map`; None is all of it.
+
+    Returns:
+        The weights, with their bound and a proof.
+
+    Raises:
+        ParameterError: a route does not fit, or no head routes so.
+        ToleranceUnreachable: rounding is coarser than eps.
+
+    >>> import torch
+    >>> from avow.theory.constructions import router
     >>> head = router(torch.eye(3), {0: 1, 1: (0, 2)}, 0.01)
     >>> round(head.scale, 3), bool(head.verify()), head.is_smallest()
     (5.493, True, True)
@@ -165,12 +179,20 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
 def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
     """The matrix (d, d) that multiplies each feature by its gain, and by 0 what is orthogonal to all of them.
 
-    Features are the rows of (m, d), and must be linearly independent.
+    Args:
+        features: the features, linearly independent rows, (m, d).
+        gains: a number for each.
 
-    >>> feature_map(torch.eye(3)[:2], (1.0, -1.0))
-    tensor([[ 1.,  0.,  0.],
-            [ 0., -1.,  0.],
-            [ 0.,  0.,  0.]])
+    Returns:
+        The matrix.
+
+    Raises:
+        ParameterError: features are dependent, or gains do not fit.
+
+    >>> import torch
+    >>> from avow.theory.constructions import feature_map
+    >>> feature_map(torch.eye(3)[:2], (1.0, -1.0)).diagonal().tolist()
+    [1.0, -1.0, 0.0]
     """
     features = checked_matrix("feature_map: features", features)
     if len(gains) != len(features) or not all(math.isfinite(as_float(gain)) for gain in gains):
@@ -193,6 +215,19 @@ def route_by_weights(beta: float) -> Router:
     on the other two, so with :math:`w = 1/(e^{\beta^2} + 2)` the errors are exactly
     :math:`\|c_1 - (u_b - u_c)\| = \sqrt5\,\beta w` and :math:`\|c_2 - u_b\| = \sqrt2\,\beta w`; the bound is the
     larger, in units of max‖v‖ = √2 β.
+
+    Args:
+        beta: β, the length of the features, above 0.
+
+    Returns:
+        The head, with its bound and a proof.
+
+    Raises:
+        ParameterError: beta is not above 0, or not finite.
+
+    >>> from avow.theory.constructions import route_by_weights
+    >>> bool(route_by_weights(3.0).verify())
+    True
     """
     if not 0 < as_float(beta) < math.inf:
         raise ParameterError("route_by_weights: beta", beta, "must be above 0 and finite", "try beta=3")
@@ -222,7 +257,7 @@ def attention_output(
 def routing_table(routes: Routes, n: int) -> dict[int, tuple[int, ...]]:
     """Routes as destination to sources, checked."""
     if not routes:
-        raise ParameterError("router: routes", repr(routes), "must route a token", "try {0: 1}")
+        raise ParameterError("router: routes", value_text(routes), "must route a token", "try {0: 1}")
     table = {}
     for i, given in routes.items():
         sources = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -248,7 +283,7 @@ def _queries(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
 
 def _separating_scores(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     """The W_Q with the widest margin of every source over the rest, entries in [−1, 1], by linear programming."""
-    optimize = scipy_optimize("is needed to route tokens that are linearly dependent")
+    optimize = scipy_optimize("to route tokens that are linearly dependent")
     unit = tokens / tokens.norm(dim=1).amax()
     above, level, owners = [], [], []
     for i, sources in table.items():
@@ -402,9 +437,27 @@ def program(
 ) -> Program:
     """Hops that move what tokens carry, one after the other, to within `eps` of the longest token intended at the end.
 
-    After a hop a token is residual·x + carry·(its sources' average). `residual=True` adds to the token, `False`
-    overwrites it, a matrix (d, d) keeps what it maps: with `residual` on the addresses and `carry` on the contents,
-    a hop overwrites contents. Tokens a hop does not name read themselves.
+    After a hop a token is residual·x + carry·(its sources' average). With `residual` on the addresses and `carry` on
+    the contents, a hop overwrites contents.
+
+    Args:
+        tokens: the tokens, (n, d).
+        hops: the routes of each hop, as `router` takes them. Tokens a hop does not name read themselves.
+        eps: the largest error at the end.
+        carry: the linear map of a source that is delivered, (e, d); None is all of it.
+        residual: True adds to the token, False overwrites it, a matrix (d, d) keeps what it maps.
+
+    Returns:
+        The heads, one for each hop, with their bound and a proof.
+
+    Raises:
+        ParameterError: a route does not fit, or no head routes so.
+        ToleranceUnreachable: rounding is coarser than eps.
+
+    >>> import torch
+    >>> from avow.theory.constructions import program
+    >>> bool(program(torch.eye(3), [{0: 1}, {1: 0}], 0.01).verify())
+    True
     """
     tokens, eps = checked_matrix("program: tokens", tokens), checked_eps("program", eps)
     if not len(hops):

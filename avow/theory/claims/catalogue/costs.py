@@ -237,7 +237,7 @@ def _bottleneck_picture() -> Chart:
 
 
 def _fused_bytes(length: int, width: int) -> int:
-    """What the library foresees for its fused kernel, in float32."""
+    """What the library predicts for its fused kernel, in float32."""
     return library("exact").cost(Sizes(1, 1, 1, length, length, width, width, device="cuda")).peak_bytes
 
 
@@ -309,7 +309,7 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     )
     says = "so each of the 16 takes 4b²d, and (n/b)² tiles the same 4n²d"
     yield identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
-    says = "bytes the library foresees for its fused kernel, in float32"
+    says = "bytes the library predicts for its fused kernel, in float32"
     model = yield from counting.counted(_fused_bytes, [n, d], [(100000, 128)], says, True)
     yield counting.at_most(model, n * d, "the library's own model", True)
 

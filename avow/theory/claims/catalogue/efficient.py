@@ -443,7 +443,7 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     follows = bool(abs(intervals.ball(quiet.variance) - law) < law / 10**9)
     says = (
         "avow.features_needed says from q and k what an error of 0.1 takes in every row: so many for small norms, and"
-        " that it is hopeless for larger ones; its variance of one feature is this law's, to 1e-9"
+        " that no feasible number suffices for larger ones; its variance of one feature is this law's, to 1e-9"
     )
     holds = follows and math.isfinite(quiet.features) and math.isinf(loud.features)
     yield enclosed(holds, says, True, small=str(quiet), large=str(loud))

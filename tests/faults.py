@@ -92,6 +92,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "sparse": {"method": "sparse", "drop": 1e-2},
     "sparse statistical": {"method": "sparse", "drop": 0.1, "chance": 1 - CONFIDENCE},
     "low_rank": {"method": "low_rank", "rank": 6},
+    "polynomial": {"method": "polynomial"},
+    "polynomial of degree 2": {"method": "polynomial", "degree": 2},
     "random_features": {"method": "random_features", "features": 16, "confidence": CONFIDENCE},
     "separable": {"method": "separable"},
     "latent": {"method": "latent", "latents": 4, "segment": 8},

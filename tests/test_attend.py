@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.attend import no_autocast
+from avow.attend import own_arithmetic
 from avow.calibration import Rate, Rates
 from avow.core import BoundEstimate, Method, Problem
 from avow.errors import ToleranceUnreachable
@@ -231,7 +231,7 @@ class _OnGpu(Tensor):
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_autocast_is_off_for_the_device_of_every_tensor_given_by_position_or_by_name(by_name: bool) -> None:
-    seen = no_autocast(lambda *_, **__: torch.is_autocast_enabled("cuda"))
+    seen = own_arithmetic(lambda *_, **__: torch.is_autocast_enabled("cuda"))
     x = torch.zeros(1).as_subclass(_OnGpu)
     torch.set_autocast_enabled("cuda", True)
     try:

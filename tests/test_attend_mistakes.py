@@ -204,7 +204,14 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         (_Q, _Q, _Q),
         {"rank": 3},
         ParameterError,
-        "rank=3 belongs to a named method; name one with method=",
+        "rank=3 belongs to a named method; add method='low_rank'",
+    ),
+    (
+        "misspelt argument",
+        (_Q, _Q, _Q),
+        {"tolerance": 1e-2},
+        ParameterError,
+        "tolerance=0.01 is not an argument, nor a parameter of any method; did you mean tol?",
     ),
     (
         "rank above the keys",
@@ -258,13 +265,13 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         )
         for name, value, more, text in (
             ("scale", b"1", {}, "scale=b'1' must be finite; leave scale out for 1/sqrt(dim)"),
-            ("scale", 10**400, {}, f"scale={10**400} must be finite; leave scale out for 1/sqrt(dim)"),
+            ("scale", 10**400, {}, "scale=an integer of 1329 bits must be finite; leave scale out for 1/sqrt(dim)"),
             ("scale", [], {}, "scale=[] must be finite; leave scale out for 1/sqrt(dim)"),
             (
                 "tol",
                 10**400,
                 {},
-                f"tol={10**400} must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+                "tol=an integer of 1329 bits must be a number of at least 0; try tol=1e-2, or leave it out for exact",
             ),
             ("sigma", "1", {"kernel": "rbf"}, 'sigma=1 must be a positive number; pass sigma=1.0 with kernel="rbf"'),
             (

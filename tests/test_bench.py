@@ -19,7 +19,8 @@ from avow.bench.cases import Case, Shape, Sizes, cases, count, distances, exact,
 from avow.bench.clock import Clock
 from avow.bench.results import Goal, Result, Row, shown
 from avow.cli import app
-from avow.nn import KeyValueCache, key_value_cache
+from avow.decode import key_value_cache
+from avow.nn import KeyValueCache
 from benchmarks.figures import result_of, text
 
 TINY = Sizes((200,), 4, 2, 1, 1, torch.float32)

@@ -1,34 +1,43 @@
-"""Rates are fitted, cached whole or not at all, and easy to ignore."""
+"""Rates are fitted, kept whole or not at all, and easy to ignore; an attempt that failed is remembered for a while."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import avow
-from avow import calibration
-from avow.calibration import TYPICAL, Rate, Rates, cache_file, fit, measure_rates, rates
+from avow import calibration, calibration_file
+from avow.calibration import TYPICAL, Rate, Rates, fit, measure_rates, rates, rates_file
+from avow.calibration_file import RETRY_SECONDS, forget_memory
 from avow.core import Cost, Sizes
 from avow.methods.exact import Exact
 
 SOME = {name: Rate(1e-6, 1e-10, 1e-12) for name in avow.all_methods()}
+BUSY = "the machine was too busy to be measured"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of one's own, calibration on, and measurements that are made up and counted."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file of one's own, calibration on, and a process that has read nothing yet."""
     monkeypatch.delenv("AVOW_CALIBRATION")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return cache_file("cpu")
+    forget_memory()
+    yield rates_file("cpu")
+    forget_memory()
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Measurements that are made up and counted."""
     calls: list[str] = []
 
     def pretend(device: str = "cpu") -> dict[str, Rate]:
@@ -37,6 +46,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(calibration, "measure_rates", pretend)
     return calls
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds since 1970, which only the test moves."""
+    now = [calibration_file.time.time()]
+    monkeypatch.setattr(calibration_file.time, "time", lambda: now[0])
+    return now
 
 
 COSTS = [Cost(10**6, 10**4, 12, 0), Cost(10**8, 10**5, 20, 0), Cost(10**9, 10**7, 16, 0), Cost(10**7, 10**8, 90, 0)]
@@ -80,10 +97,37 @@ def test_off_means_typical_rates_and_no_file(
     assert measured == [] and list(tmp_path.iterdir()) == []
 
 
-def test_the_first_call_measures_and_later_ones_read(cache: Path, measured: list[str]) -> None:
-    assert rates("cpu").source == "measured just now"
-    assert rates("cpu") == Rates(SOME, f"measured, cached in {cache}")
-    assert measured == ["cpu"]
+def test_the_first_call_measures_says_so_and_later_ones_read(cache: Path, measured: list[str]) -> None:
+    said: list[str] = []
+    assert rates("cpu", tell=said.append).source.startswith("measured on 2")
+    assert said == ["measuring how fast this machine runs each method: about 2 s, at most 6 s, once"]
+    for restart in (lambda: None, forget_memory):  # the same process, and the next
+        restart()
+        found = rates("cpu", tell=said.append)
+        assert found.measured == SOME and found.source.startswith("measured on 2") and str(cache) in found.source
+    assert measured == ["cpu"] and len(said) == 1
+
+
+def test_a_process_reads_the_file_once(cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rates("cpu")
+    forget_memory()
+    reads: list[Path] = []
+    read = calibration_file.file_io.read_document
+
+    def counted(path: Path) -> str:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(calibration_file.file_io, "read_document", counted)
+    q = torch.randn(1, 1, 64, 8)
+    for _ in range(3):
+        avow.attend(q, q, q, tol=0.1)
+    assert reads == [cache]
+    forget_memory()
+    cache.unlink()
+    for _ in range(3):  # nor does it look again for a file that is not there
+        avow.attend(q, q, q, tol=0.1)
+    assert reads == [cache, cache]
 
 
 def test_attend_never_measures(cache: Path, measured: list[str]) -> None:
@@ -91,23 +135,56 @@ def test_attend_never_measures(cache: Path, measured: list[str]) -> None:
     assert measured == [] and not cache.exists()
 
 
-def test_a_cache_is_named_after_all_it_depends_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"-v{calibration.VERSION}-cpu-torch" in cache.name and cache.name.endswith("threads.json")
+def test_the_library_tells_a_log_and_prints_nothing(
+    cache: Path, measured: list[str], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    q = torch.randn(1, 1, 16, 8)
+    with caplog.at_level("INFO", "avow.calibration"):
+        avow.plan(q, q, q, tol=0.1)
+    assert measured == ["cpu"] and [line.startswith("measuring how fast") for line in caplog.messages] == [True]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_again_measures_whatever_is_known(cache: Path, measured: list[str]) -> None:
+    rates("cpu")
+    rates("cpu", again=True)
+    assert measured == ["cpu", "cpu"]
+
+
+def test_a_file_is_named_after_all_it_depends_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache.name.startswith(f"rates-v{calibration.VERSION}-cpu-") and cache.name.endswith("threads.json")
+    assert f"torch{torch.__version__.split('+')[0]}-" in cache.name
     monkeypatch.setattr(calibration, "VERSION", calibration.VERSION + 1)
-    assert cache_file("cpu") != cache != cache_file("cuda")
+    newer = rates_file("cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert len({cache, newer, rates_file("cpu")}) == 3
 
 
-def test_a_newer_version_measures_anew(cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_version_measures_again(cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rates("cpu")
     monkeypatch.setattr(calibration, "VERSION", calibration.VERSION + 1)
     rates("cpu")
     assert measured == ["cpu", "cpu"]
 
 
-def test_a_cache_that_lacks_a_method_is_measured_anew(cache: Path, measured: list[str]) -> None:
-    calibration._write(cache, {name: rate for name, rate in SOME.items() if name != "low_rank"})
+def test_rates_that_lack_a_method_are_measured_again(cache: Path, measured: list[str]) -> None:
+    write(cache, {name: rate for name, rate in PLAIN.items() if name != "low_rank"})
     assert rates("cpu").measured == SOME
     assert measured == ["cpu"]
+
+
+PLAIN: dict[str, Any] = {name: {"launch": 1e-6, "pointwise": 1e-10, "flop": 1e-12} for name in avow.all_methods()}
+
+
+def write(path: Path, found: Any, date: str = "2026-01-01T00:00:00+00:00", fault: Any = "") -> None:
+    """A file as a measurement leaves it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"date": date, "fault": fault, "found": found}))
+
+
+def test_a_file_as_it_is_written_is_read(cache: Path, measured: list[str]) -> None:
+    write(cache, PLAIN)
+    assert rates("cpu").measured == SOME and measured == []
 
 
 @pytest.mark.parametrize(
@@ -117,33 +194,43 @@ def test_a_cache_that_lacks_a_method_is_measured_anew(cache: Path, measured: lis
         "{",
         "[1, 2]",
         "3",
-        '{"exact": 3}',
-        '{"exact": {"launch": 1}}',
-        '{"exact": {"launch": 1, "pointwise": 2, "flop": 3, "more": 4}}',
         "\x00\x01",
-        *(
-            json.dumps({name: {"launch": odd, "pointwise": 1.0, "flop": 1.0} for name in avow.all_methods()})
-            for odd in ("1", None, -1.0, math.nan, math.inf, 1e308, [], True)
-        ),
         "[" * 100_000,
+        json.dumps(PLAIN),  # as an older version wrote it
+        *(
+            json.dumps({"date": "2026-01-01T00:00:00+00:00", "fault": "", "found": found})
+            for found in (
+                None,
+                3,
+                {"exact": 3},
+                {"exact": {"launch": 1}},
+                {"exact": {"launch": 1, "pointwise": 2, "flop": 3, "more": 4}},
+                *(
+                    {name: {"launch": odd, "pointwise": 1.0, "flop": 1.0} for name in PLAIN}
+                    for odd in ("1", None, -1.0, math.nan, math.inf, 1e308, [], True)
+                ),
+            )
+        ),
+        *(json.dumps({"date": date, "fault": "", "found": PLAIN}) for date in (3, "", "yesterday", "2026-01-01")),
+        *(json.dumps({"date": "2026-01-01T00:00:00+00:00", "fault": fault, "found": PLAIN}) for fault in (3, None)),
     ],
 )
-def test_an_unreadable_cache_is_ignored_and_replaced(text: str, cache: Path, measured: list[str]) -> None:
+def test_a_damaged_file_is_ignored_and_replaced(text: str, cache: Path, measured: list[str]) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text(text)
     assert rates("cpu", measure=False).measured == {}
     assert rates("cpu").measured == SOME and measured == ["cpu"]
-    assert set(json.loads(cache.read_text())) == set(SOME)
+    assert set(json.loads(cache.read_text())["found"]) == set(SOME)
 
 
-def test_a_cache_of_bytes_that_are_no_text_is_ignored(cache: Path, measured: list[str]) -> None:
+def test_a_file_of_bytes_that_are_no_text_is_ignored(cache: Path, measured: list[str]) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_bytes(b"\xff\xfe\xfa")
     assert rates("cpu").measured == SOME
 
 
-def test_a_cache_appears_whole_or_not_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibration._write(cache, SOME)
+def test_a_file_appears_whole_or_not_at_all(cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rates("cpu")
     before = cache.read_text()
 
     def interrupted(*_: object) -> None:
@@ -151,29 +238,78 @@ def test_a_cache_appears_whole_or_not_at_all(cache: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        calibration._write(cache, {"exact": Rate(1.0, 1.0, 1.0)})
+        calibration_file.keep(cache, None, None, "failed")
     assert cache.read_text() == before
     assert [path.name for path in cache.parent.iterdir()] == [cache.name], "half-written files are left behind"
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing(cache: Path, measured: list[str]) -> None:
+def test_a_home_that_cannot_be_written_is_said_and_costs_one_measurement_a_process(
+    cache: Path, measured: list[str]
+) -> None:
     cache.parent.parent.mkdir(parents=True, exist_ok=True)
     cache.parent.write_text("a file where the folder should be")
-    assert rates("cpu") == Rates(SOME, "measured just now")
+    first = rates("cpu")
+    assert first.measured == SOME and f", not kept: {cache} has no folder" in first.source
+    assert rates("cpu").measured == SOME and measured == ["cpu"]
 
 
-def test_a_machine_that_is_too_busy_is_left_alone_and_nothing_is_remembered(
+PROCESS = """
+import sys
+from avow import calibration
+from avow.calibration import Rate, rates
+names = list(calibration.all_methods())
+calibration.measure_rates = lambda device: {name: Rate(float(sys.argv[1]) / 1e9, 0.0, 0.0) for name in names}
+for _ in range(20):
+    found = rates("cpu", again=True).measured
+    assert {rate.launch for rate in found.values()} == {float(sys.argv[1]) / 1e9}
+"""
+
+
+def test_processes_that_measure_at_the_same_time_leave_one_whole_file(cache: Path) -> None:
+    # A file's name has the number of threads: the processes use as many as this one.
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    running = [subprocess.Popen([sys.executable, "-c", PROCESS, str(i)], env=environment) for i in (1, 2, 3)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
+    (one,) = {rate.launch for rate in rates("cpu", measure=False).measured.values()}
+    assert one in (1e-9, 2e-9, 3e-9) and [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+def test_a_machine_that_is_too_busy_is_left_alone_within_the_limit(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[object] = []
+    now = [0.0]
 
     def slow(call: object, device: torch.device, repeats: int) -> float:
-        runs.append(call)
+        now[0] += 1.0
         return 1.0
 
+    monkeypatch.setattr(calibration.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(calibration, "least_seconds", slow)
-    assert rates("cpu") == Rates({}, "typical rates: this machine is too busy to be measured")
-    assert len(runs) == 6 and not cache.exists()
+    source = rates("cpu").source
+    assert source.startswith(f"typical rates: {BUSY} (") and source.endswith("); tried again after an hour")
+    assert now[0] == 7.0  # the limit, and the run in which it passed
+
+
+def test_a_failure_is_remembered_for_an_hour_by_this_process_and_the_next(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    tries: list[str] = []
+    monkeypatch.setattr(calibration, "measure_rates", lambda device: tries.append(device))
+    rates("cpu")
+    for wait, many in ((0.0, 1), (RETRY_SECONDS - 2, 1), (3.0, 2), (RETRY_SECONDS - 2, 2)):
+        clock[0] += wait
+        for restart in (lambda: None, forget_memory):
+            restart()
+            assert rates("cpu").measured == {}
+        assert len(tries) == many
+    assert rates("cpu", measure=False).source.startswith(f"typical rates: {BUSY} (")
+    rates("cpu", again=True)
+    assert len(tries) == 3
+
+
+def test_a_failure_of_the_future_is_not_believed(cache: Path, measured: list[str], clock: list[float]) -> None:
+    write(cache, None, "2990-01-01T00:00:00+00:00", BUSY)
+    assert rates("cpu").measured == SOME and measured == ["cpu"]
 
 
 def test_a_slow_method_is_measured_at_small_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +322,7 @@ def test_a_slow_method_is_measured_at_small_sizes_alone(monkeypatch: pytest.Monk
         return 0.04 if method.name == "sparse" else 1e-4
 
     monkeypatch.setattr(calibration, "least_seconds", clock)
+    monkeypatch.setattr(calibration, "_PATIENCE", math.inf)
     assert measure_rates("cpu") is not None
     assert {keys for name, keys in asked if name == "sparse"} == {64}
     assert {keys for name, keys in asked if name == "exact"} == {64, 256, 768, 1536}
@@ -197,6 +334,7 @@ def test_every_method_gets_rates_with_positive_predictions(monkeypatch: pytest.M
         return Sizes(batch, heads, groups, max(n // 16, 32), max(s // 16, 32), d // 4, e // 4, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(calibration, "Sizes", tiny)
+    monkeypatch.setattr(calibration, "_PATIENCE", math.inf)
     found = Rates(measure_rates("cpu") or {}, "measured")
     for name, kind in avow.all_methods().items():
         assert {name, f"{name}/causal"} <= set(found.measured)

@@ -183,6 +183,12 @@ def test_a_certificate_reads_as_sentences(kind: Kind, first: str) -> None:
     assert lines[-1] == "  cost     1.23e+04 flops, 1.0 MiB at the peak"
 
 
+def test_a_bound_on_another_mechanism_says_so_in_its_first_line() -> None:
+    first = str(certificate(target="separable attention")).splitlines()[0]
+    assert "1.25e-03 of separable attention, which is not softmax attention, relative to" in first
+    assert "which is not" not in str(certificate())
+
+
 def test_what_is_not_proved_relative_to_the_answer_is_said() -> None:
     said = "1.25e-03 of softmax attention, relative to the longest value (relative to the answer nothing is proved)"
     assert said in str(certificate())

@@ -75,14 +75,20 @@ def test_what_is_of_the_declared_types_goes_through() -> None:
         (lambda: mix(KEYS, [0.5, True]), "mix: shares[1]=True must be a number; "),
         (lambda: mix(KEYS, [], 0.5), "mix: count=0.5 must be a whole number; the default is 3"),
         (lambda: mix(KEYS, [], True), "mix: count=True must be a whole number; the default is 3"),
-        (lambda: mix(KEYS, [], torch.ones(2)), "mix: count=Tensor must be a whole number; the default is 3"),
+        (
+            lambda: mix(KEYS, [], torch.ones(2)),
+            "mix: count=a float32 tensor of shape (2,) must be a whole number; the default is 3",
+        ),
         (lambda: mix(KEYS, [], 2**63), "mix: count=9223372036854775808 must be a number of 64 bits; "),
         (lambda: mix(KEYS, [], routes=[0]), "mix: routes=[0] must be a mapping; pass a dict, or leave it out"),
         (lambda: mix(KEYS, [], routes={"a": 1}), "mix: routes: key='a' must be a whole number; "),
         (lambda: mix(KEYS, [], routes={0: [1, None]}), "mix: routes[0][1]=None must be a whole number; "),
         (lambda: mix(KEYS, [], routes={0: None}), "mix: routes[0]=None must be a whole number or a sequence; "),
         (lambda: mix(KEYS, [], style="loud"), "mix: style='loud' must be one of plain, fancy; the default is 'plain'"),
-        (lambda: mix(KEYS, [], style=KEYS), "mix: style=Tensor must be one of plain, fancy; the default is 'plain'"),
+        (
+            lambda: mix(KEYS, [], style=KEYS),
+            "mix: style=a float32 tensor of shape (2, 3) must be one of plain, fancy; the default is 'plain'",
+        ),
         (lambda: mix(KEYS, [], model="m"), "mix: model='m' must be a torch.nn.Module; pass one, or leave it out"),
         (lambda: mix(KEYS, [], shown=1), "mix: shown=1 must be True or False; the default is False"),
         (lambda: read(3), "path=3 must be text or a path; pass a str"),
@@ -92,7 +98,7 @@ def test_what_is_of_the_declared_types_goes_through() -> None:
         (lambda: Share(1, 0.5), "of=1 must be text; pass a str"),
         (lambda: Share("all", "half"), "part='half' must be a number; pass one such as 0.5"),
         (lambda: read("x", list(range(99))), "lines[0]=0 must be text; "),
-        (lambda: mix(["k" * 99], []), "mix: keys=list must be a torch.Tensor; "),
+        (lambda: mix(["k" * 99], []), f"mix: keys=['{'k' * 27}...{'k' * 28}'] must be a torch.Tensor; "),
     ],
 )
 def test_what_is_not_is_refused_by_name_value_rule_and_remedy(call: Callable[[], Any], words: str) -> None:

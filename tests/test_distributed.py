@@ -203,7 +203,7 @@ def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None
         ("one mask", "InputError: mask at rank 1=some must be as at rank 0, none; give all processes the same"),
         ("masked sparse", 'ParameterError: sparse: mask=some has no form over shards; use method="exact"'),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
-        ("object", "ParameterError: precision='float64' stands beside a method object"),
+        ("object", "ParameterError: precision='float64' is given with a method object"),
     ],
 )
 def test_both_processes_are_told_who_is_to_blame(said: dict[int, list[Any]], name: str, words: str) -> None:

@@ -136,7 +136,7 @@ def test_causal_rows_that_are_not_those_of_the_keys_beside_them_are_left_to_a_ri
     assert judge(Exact(), p, out, rows, None).broken == 0
     for _, certificate in answers:
         assert certificate.method in ("exact", "nothing")
-        assert certificate.reason.endswith("where causal rows are not those of the keys beside them")
+        assert certificate.reason.endswith("if causal rows are not those of the process's own keys")
 
 
 def test_a_method_that_cannot_keep_its_word_is_followed_by_exact_attention(said: list[dict[str, Any]]) -> None:
@@ -155,7 +155,7 @@ def test_a_method_that_cannot_keep_its_word_is_followed_by_exact_attention(said:
             "link",
             "InputError: link at rank 1=Interconnect(bandwidth=2000000000.0, latency=1e-05) must be as at rank 0, ",
         ),
-        ("parameter", "ParameterError: rank=3 belongs to a named method; name one with method="),
+        ("parameter", "ParameterError: rank=3 belongs to a named method; add method='low_rank'"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
         ("confidence", "ParameterError: confidence=1.5 must be above 0 and at most 1; try confidence=0.99"),
         ("generator", "ParameterError: generator=7 must be a torch.Generator; pass torch.Generator().manual_seed(0)"),

@@ -138,7 +138,7 @@ def test_where_nobody_has_a_key_all_answer_zero(count: int, method: str) -> None
         ("gradient", "InputError: gradient of k at rank 1=True must be as at rank 0, False; give all processes the"),
         (
             "rows",
-            "ShapeError: rank 1: q.shape[-2]=7 must equal k.shape[-2]=8 where causal; give each process the queries",
+            "ShapeError: rank 1: q.shape[-2]=7 must equal k.shape[-2]=8 if causal; give each process the queries",
         ),
         ("scale", "ParameterError: separable: scale=0.5 has no meaning for separable attention, which has no logits"),
         ("latent", "UnknownMethod: method='latent' has no form over shards; use one of exact, sparse, separable, "),

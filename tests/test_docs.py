@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import posixpath
 import re
 import sys
@@ -17,6 +18,7 @@ from markdown_it import MarkdownIt
 
 import avow
 from avow.cli import app
+from avow.core.docstring import parse
 from docs.site import api
 from docs.site.__main__ import main
 from docs.site.build import Site, build
@@ -168,6 +170,120 @@ def test_a_public_name_without_a_docstring_is_named(tmp_path: Path, monkeypatch:
     exec("def told():\n    'Told.'\ndef untold(): ...\ndef _own(): ...\n", planted.__dict__)
     monkeypatch.setitem(sys.modules, "planted", planted)
     assert build(written(tmp_path), modules=("planted",)).faults == ["planted.untold: has no docstring"]
+
+
+PLANTED = '''
+import dataclasses
+import enum
+
+def good(a, *, b=1, **more):
+    """Said.
+
+    Args:
+        a: one.
+        b: two.
+        **more: the rest.
+    """
+
+def silent(a, b):
+    """Said.
+
+    Args:
+        a: one.
+    """
+
+def stale(a):
+    """Said.
+
+    Args:
+        a: one.
+        gone: what was here once.
+    """
+
+class Made:
+    """Made.
+
+    Args:
+        size: how large.
+    """
+
+    def __init__(self, size): ...
+
+    def used(self, times):
+        """Use it."""
+
+    @property
+    def shown(self):
+        """Something."""
+
+@dataclasses.dataclass
+class Held:
+    """Held.
+
+    Attributes:
+        x: one.
+    """
+
+    x: int
+    y: int = dataclasses.field(default=1, metadata={"help": "two."})
+    z: int = 2
+
+class Wrong(ValueError):
+    """An error."""
+
+class Mood(enum.Enum):
+    """A choice."""
+
+    CALM = 1
+'''
+
+
+def test_a_parameter_that_nothing_is_said_of_is_named_and_so_is_one_that_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = types.ModuleType("planted", "A module.")
+    monkeypatch.setitem(sys.modules, "planted", planted)
+    exec(PLANTED, planted.__dict__)
+    assert build(written(tmp_path), modules=("planted",)).faults == [
+        "planted.silent: does not say what b is",
+        "planted.stale: speaks of gone, which is not a parameter",
+        "planted.Made.used: does not say what times is",
+        "planted.Held: does not say what z is",
+    ]
+
+
+def test_the_page_of_a_function_has_a_row_for_each_parameter() -> None:
+    page, faults = api.module_page("avow")
+    assert faults == []
+    assert "| `tol` | `float \\| None` | `None` | the largest error of a row" in page
+    assert "**Returns** The answer and its certificate" in page and "- `ShapeError`: sizes do not fit" in page
+    for name, parameter in inspect.signature(avow.attend).parameters.items():
+        assert f"\n| `{name}` | `{parameter.annotation.replace('|', chr(92) + '|')}` |" in page
+
+
+def test_names_that_differ_in_capitals_alone_have_places_of_their_own(site: Site) -> None:
+    places = api.anchors("avow")
+    assert (places["plan"], places["Plan"]) == ("plan", "plan-1")
+    assert {*places.values()} <= Links(site.files["api/avow.html"]).names
+
+
+def unexampled(modules: tuple[str, ...]) -> list[str]:
+    """Functions, and classes that people make, without an example in their docstrings."""
+    found = []
+    for name in modules:
+        for item, thing in api.public(importlib.import_module(name)).items():
+            made = inspect.isclass(thing) and bool(parse(api.described(thing)).args)
+            if (made or inspect.isfunction(thing)) and ">>> " not in api.described(thing):
+                found.append(f"{name}.{item}")
+    return found
+
+
+def test_what_people_call_has_an_example() -> None:
+    # These need a trained model, a file of one's own, or minutes.
+    none = {f"avow.integrations.transformers.{name}" for name in ("decoding_speed", "read_plan", "register", "verify")}
+    modules = ("avow", "avow.nn", "avow.optim", "avow.distributed", "avow.integrations.transformers")
+    assert {*unexampled(modules)} == none | {"avow.apply"}
+    assert "avow.errors.value_text" in unexampled(("avow.errors",))
 
 
 def test_docstrings_become_pages() -> None:

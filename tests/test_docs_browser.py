@@ -62,6 +62,8 @@ def test_links_and_keys_lead_from_page_to_page(browser: Any, folder: Path) -> No
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert visit.page.evaluate(outline) == "solid", "whoever has no mouse sees where they are"
     visit.page.click("[rel=next]")
+    assert visit.page.title() == "polynomial · avow"
+    visit.page.click("[rel=next]")
     assert visit.page.title() == "random_features · avow"
     visit.page.click("code >> text=avow.features_needed >> nth=0")
     assert visit.page.title() == "avow · avow" and visit.page.url.endswith("#features_needed")

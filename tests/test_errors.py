@@ -5,12 +5,23 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from avow import errors
-from avow.errors import AvowError, InputError, NotDifferentiable, ParameterError, ToleranceUnreachable, is_out_of_memory
+from avow.errors import (
+    AvowError,
+    InputError,
+    NotDifferentiable,
+    ParameterError,
+    ToleranceUnreachable,
+    is_out_of_memory,
+    value_text,
+)
 
 EVERY = [x for x in vars(errors).values() if inspect.isclass(x) and issubclass(x, AvowError)]
 
@@ -25,6 +36,49 @@ def test_a_message_gives_name_value_rule_and_remedy(kind: type[AvowError]) -> No
         "exceeds 64 keys",
         "use rank<=64",
     )
+
+
+@dataclass
+class Box:
+    """What prints whatever it holds."""
+
+    content: Any
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.full((2, 3), 7.5), "a float32 tensor of shape (2, 3)"),
+        (torch.ones(1, dtype=torch.int64), "an int64 tensor of shape (1,)"),
+        (torch.tensor(7.5, dtype=torch.float64), "a float64 tensor of shape ()"),
+        (torch.nn.Parameter(torch.ones(2)), "a float32 tensor of shape (2,)"),
+        (torch.ones(2, device="meta"), "a float32 tensor of shape (2,)"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "a nested float32 tensor"),
+        (np.full((2, 3), 7.5), "a float64 array of shape (2, 3)"),
+        ([1, torch.full((4,), 7.5)], "[1, a float32 tensor of shape (4,)]"),
+        ({"mask": (torch.full((4,), 7.5),)}, "{'mask': (a float32 tensor of shape (4,),)}"),
+        (Box(torch.full((4,), 7.5)), "Box"),
+        (Box("small"), "Box(content='small')"),
+        (object(), "object"),
+        (Mute(), "Mute"),
+        (list(range(99)), "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...]"),
+        ("x" * 99, f"'{'x' * 27}...{'x' * 28}'"),
+        (10**5000, "an integer of 16610 bits"),
+        ((2, 3), "(2, 3)"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_tensors_and_what_holds_them_are_shown_by_shape_and_type(value: object, text: str) -> None:
+    assert value_text(value) == text
+    error = ParameterError("tol", value, "must be a number", "try tol=1e-2")
+    given = value if isinstance(value, str) else text
+    assert str(error) == f"tol={given} must be a number; try tol=1e-2"
+    assert "tensor(" not in repr(error) and not any(isinstance(x, torch.Tensor) for x in vars(error).values())
 
 
 def same(one: AvowError, other: AvowError) -> bool:

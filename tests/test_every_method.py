@@ -33,7 +33,7 @@ _COUNTED = {
 
 def small(kind: type[Method]) -> Method:
     """The method with small whole numbers where it counts something."""
-    return kind(**{p.name: 5 for p in kind.declared() if p.type is int})
+    return kind(**{p.name: int(min(5, p.rule.high)) for p in kind.declared() if p.type is int})
 
 
 def tensors(

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from avow import calibration
+from avow import calibration_file
 from avow.bench import workloads
 from avow.cli.parsing import tensor_in
 from avow.errors import AvowError, FileError
@@ -67,7 +67,7 @@ def test_what_safetensors_wrote_is_read_bit_for_bit(tmp_path: Path) -> None:
         (framed([]), "invalid JSON in header"),
         (framed({"__metadata__": []}), "invalid JSON in header"),
         (framed({"__metadata__": {"a": 1}}), "invalid JSON in header"),
-        (framed(b'{"a": {}, "a": {}}'), "a name stands there twice"),
+        (framed(b'{"a": {}, "a": {}}'), "a name occurs twice"),
         (framed({"a": 1}), "invalid JSON in header"),
         (framed({"a": about("F31")}), "unknown variant `F31`"),
         (framed({"a": about([])}), "invalid JSON in header"),
@@ -136,10 +136,13 @@ def test_whatever_reads_a_users_file_limits_its_header(
 
 def test_rates_that_are_too_long_are_no_rates(tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
-    path.write_text("{}" + " " * DOCUMENT_BYTES)
-    assert calibration._read(path) is None
-    path.write_text("{}")
-    assert calibration._read(path) == {}
+    written = '{"date": "2026-01-01T00:00:00+00:00", "fault": "", "found": {}}'
+    path.write_text(written + " " * DOCUMENT_BYTES)
+    assert calibration_file.recall(path, dict) is None
+    path.write_text(written)
+    calibration_file.forget_memory()
+    found = calibration_file.recall(path, dict)
+    assert found is not None and found.found == {}
 
 
 def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path) -> None:

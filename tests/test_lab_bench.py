@@ -76,7 +76,7 @@ def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -
     assert 3 * warned < failed < 30, "norms that break the answer are far above those that break the promise"
     answer = verdict(BenchInputs(), {})
     assert answer["verdict"]["word"] == "warned" and re.search(r"off by 0\.\d+\.$", answer["verdict"]["says"])
-    assert facts(answer)["Features for 0.01"] == "hopeless"
+    assert facts(answer)["Features for 0.01"] == "no feasible number"
 
 
 def test_a_rank_above_the_number_of_clusters_is_enough_and_one_below_is_not() -> None:
@@ -133,7 +133,7 @@ def test_every_setting_of_every_method_stands_among_the_costs() -> None:
 
 def test_time_is_measured_beside_exact_attention() -> None:
     drawn_costs = verdict(BenchInputs(cost="time", **SMALL), {})["figures"]["costs"]
-    assert drawn_costs["layout"]["xaxis"]["title"]["text"] == "time beside exact attention"
+    assert drawn_costs["layout"]["xaxis"]["title"]["text"] == "time relative to exact attention"
     assert all(0 < x < math.inf for one in drawn_costs["data"] for x in one["x"])
 
 

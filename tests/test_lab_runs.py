@@ -20,12 +20,12 @@ from avow.errors import ParameterError
 from avow.lab.pages import runs
 from avow.lab.pages.runs import PAGE, RunsInputs, preview
 from avow.training import train
-from avow.training.run_folder import COLUMNS, Log, Progress, read_log
+from avow.training.run_folder import COLUMNS, OPTIONAL, Log, Progress, parse_log, read_log
 from tests.helpers.lab import Lab, running
 from tests.helpers.lab_visits import Visit
 from tests.helpers.runs import small
 
-CONFIG = {"model": {"attention": "exact", "layers": 2, "width": 64}, "data": {"task": "cloze"}}
+CONFIG = '[model]\nattention = "exact"\nlayers = 2\nwidth = 64\n[data]\ntask = "mixture"\n'
 
 
 def progress(step: int, steps: int = 100) -> Progress:
@@ -34,7 +34,7 @@ def progress(step: int, steps: int = 100) -> Progress:
 
 def a_run(folder: Path, *steps: int, of: int = 100) -> Log:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "run.toml").write_text(CONFIG)
     log = Log(folder / "log.csv", 0)
     for step in steps:
         log.add(progress(step, of))
@@ -63,10 +63,12 @@ def test_a_real_run_is_drawn_as_it_was_logged(below: Path) -> None:
     answer = preview(RunsInputs())
     assert states(answer) == {"made/run": "finished"}
     (curve,) = answer["figures"]["curves"]["data"]
-    rows = read_log(below / "made" / "run" / "log.csv")
-    assert curve["x"] == [float(row["step"]) for row in rows] == [2.0, 4.0, 6.0]
-    assert curve["y"] == [float(row["loss"]) for row in rows]
-    assert facts(answer)["Loss"] == f"{float(rows[-1]['loss']):.4g}" and "1 layer of 16" in facts(answer)["Model"]
+    lines = read_log(below / "made" / "run" / "log.csv")
+    assert curve["x"] == [line.step for line in lines] == [2.0, 4.0, 5.0, 6.0]
+    assert curve["y"] == [line.loss for line in lines]
+    assert facts(answer)["Loss"] == f"{lines[-1].loss:.4g}" and "1 layer of 16" in facts(answer)["Model"]
+    (held_out,) = preview(RunsInputs.of({"curve": "held-out loss"}))["figures"]["curves"]["data"]
+    assert held_out["x"] == [5.0, 6.0] and held_out["y"] == [line.held_out_loss for line in lines[2:]]
 
 
 def test_states_tell_running_finished_stopped_and_not_begun(below: Path) -> None:
@@ -76,7 +78,7 @@ def test_states_tell_running_finished_stopped_and_not_begun(below: Path) -> None
     an_hour_ago = time.time() - 3600
     os.utime(below / "set/old/log.csv", (an_hour_ago, an_hour_ago))
     (below / "set/new").mkdir()
-    (below / "set/new/config.json").write_text(json.dumps(CONFIG))
+    (below / "set/new/run.toml").write_text(CONFIG)
     told = {"set/now": "running", "set/done": "finished", "set/old": "stopped", "set/new": "has not begun"}
     assert states(preview(RunsInputs())) == told
     assert {trace["name"] for trace in preview(RunsInputs())["figures"]["curves"]["data"]} == {"now", "done", "old"}
@@ -142,31 +144,31 @@ def test_a_loss_that_is_no_number_leaves_a_gap(below: Path) -> None:
 def test_a_log_cut_anywhere_shows_only_lines_that_have_ended(below: Path) -> None:
     a_run(below / "a", 10, 20, 30)
     whole = (below / "a/log.csv").read_bytes()
-    truth = {
-        float(row["step"]): tuple(float(row[name]) for name in COLUMNS)
-        for row in csv.DictReader(whole.decode().splitlines())
-    }
-    assert len(truth) == 3
+    truth = [progress(step) for step in (10, 20, 30)]
     for end in range(len(whole) + 1):
-        lines = runs.lines_of(whole[:end])
-        assert all(tuple(line) == truth[line[0]] for line in lines)
-        assert len(lines) == max(0, whole[:end].count(b"\n") - 1)
+        ended = max(0, whole[:end].count(b"\n") - 1)
+        assert parse_log(whole[:end].decode()) == truth[:ended]
+        assert runs.curves_of(whole[:end])["eta"] == [line.eta for line in truth[:ended]]
 
 
 def test_reading_half_a_line_would_have_been_wrong() -> None:
     """The sabotage: a number cut short is another number, and a reader of unfinished lines takes it."""
-    head, line = ",".join(COLUMNS), "10,100,0.5,3.25,0.001,1.0,4321.0,0.1,12.75"
-    cut = f"{head}\r\n{line[:-2]}".encode()
-    careless = list(csv.DictReader(cut.decode().splitlines()))[-1]
-    assert float(careless["eta"]) == 12.0 != 12.75
-    assert runs.lines_of(cut) == [] and runs.lines_of(f"{head}\r\n{line}\r\n".encode())[0][-1] == 12.75
+    head, line = ",".join(COLUMNS), "10,100,0.5,3.25,0.001,1.0,4321.0,0.1,0.0,1.5,4.5,12.75"
+    cut = f"{head}\r\n{line[:-2]}"
+    careless = list(csv.DictReader(cut.splitlines()))[-1]
+    assert float(careless["bits_per_character"]) == 12.0 != 12.75
+    (whole,) = parse_log(f"{head}\r\n{line}\r\n")
+    assert parse_log(cut) == [] and whole.bits_per_character == 12.75
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"[" * 5000, b'{"model": 1, "data": 2}'])
+@pytest.mark.parametrize(
+    "junk",
+    [b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"[" * 5000, b"a = [" * 5000, b"model = 1\ndata = 2", b"#" * 70000],
+)
 def test_files_that_are_no_configuration_no_log_and_no_result_are_passed_over(below: Path, junk: bytes) -> None:
     a_run(below / "good", 10)
     (below / "bad").mkdir()
-    for name in ("config.json", "log.csv", "knowledge.json"):
+    for name in ("run.toml", "log.csv", "knowledge.json"):
         (below / "bad" / name).write_bytes(junk)
     (below / "good/knowledge.json").write_bytes(junk)
     answer = preview(RunsInputs())
@@ -187,10 +189,16 @@ def test_a_log_that_grows_is_read_again(below: Path) -> None:
 
 
 def test_a_long_log_keeps_its_first_and_its_last_step() -> None:
-    lines = [COLUMNS, *([str(i)] * len(COLUMNS) for i in range(3001))]
-    content = "".join(",".join(line) + "\r\n" for line in lines).encode()
-    steps = runs.curves_of(content)["step"]
+    def content(held_out_every: int) -> bytes:
+        own = len(COLUMNS) - len(OPTIONAL)
+        rows = ([str(i)] * own + ["1.5" if i % held_out_every == 0 else ""] * len(OPTIONAL) for i in range(3001))
+        return "".join(",".join(row) + "\r\n" for row in (COLUMNS, *rows)).encode()
+
+    steps = runs.curves_of(content(10**6))["step"]
     assert len(steps) == 500 and (steps[0], steps[-1]) == (0.0, 3000.0) and steps == sorted(set(steps))
+    # Held-out losses are rare, and none of them is lost.
+    assert runs.curves_of(content(100))["held_out_loss"].count(1.5) == 31
+    assert len(runs.curves_of(content(1))["step"]) <= 1000
 
 
 # ---- the knowledge table

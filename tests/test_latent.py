@@ -194,10 +194,7 @@ def test_directions_are_exact_signs_of_no_common_direction() -> None:
 
 def test_another_kernel_is_refused() -> None:
     q, k, v = tensors(8)
-    text = (
-        "latent: kernel=rbf has no meaning for latent attention, whose latents stand at no distance from a key; "
-        'leave it out: kernel="dot"'
-    )
+    text = 'latent: kernel=rbf is not defined for latent attention; leave it out: kernel="dot"'
     with pytest.raises(ParameterError, match=f"^{re.escape(text)}$"):
         avow.attend(q, k, v, method="latent", kernel="rbf", sigma=1.0)
 

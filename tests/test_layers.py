@@ -30,13 +30,13 @@ def names(*words: str) -> frozenset[str]:
 TENSORS = names("torch numpy jaxtyping")
 PROOFS = names("flint scipy sympy")
 
-FOUNDATION = names("avow.errors avow.file_io avow.worker_pool avow.parameters")
+FOUNDATION = names("avow.errors avow.extras avow.file_io avow.worker_pool avow.parameters")
 # What a certificate says needs norms and a model of rounding; numerics need to know what a problem is. No module of the
 # two imports one that imports it: another test sees to that.
 CORE = FOUNDATION | names("avow.core avow.numerics")
 METHODS = CORE | names("avow.methods")
 # calibration measures the device, so that the planner can turn counted work into seconds: it needs methods to time.
-ATTEND = METHODS | names("avow.calibration avow.planner avow.attend")
+ATTEND = METHODS | names("avow.calibration avow.calibration_file avow.planner avow.attend")
 DECODE = ATTEND | names("avow.decode")
 HOSTS = DECODE | names("avow avow.nn avow.optim avow.distributed")
 TRAINING = HOSTS | names("avow.training")
@@ -46,26 +46,35 @@ PAGES = THEORY - names("avow.numerics") | names("avow.bench avow.report avow.lab
 
 TABLE = (
     # A file of tensors is read by the library of its format, which is loaded at use.
-    Layer(names("errors file_io worker_pool parameters"), FOUNDATION | names("torch jaxtyping"), names("safetensors")),
+    Layer(
+        names("errors extras file_io worker_pool parameters"),
+        FOUNDATION | names("torch jaxtyping"),
+        names("safetensors"),
+    ),
     Layer(names("core"), CORE | names("torch jaxtyping")),
     # Balls are numerics; their library is loaded at use.
     Layer(names("numerics"), CORE | TENSORS, names("flint")),
     Layer(names("kernels"), CORE | TENSORS | names("avow.kernels triton")),
     Layer(names("methods"), METHODS | TENSORS, names("avow.kernels")),
-    Layer(names("calibration"), METHODS | TENSORS),
+    Layer(names("calibration calibration_file"), METHODS | names("avow.calibration_file") | TENSORS),
     # The planner chooses among numbers; it never touches a tensor.
     Layer(names("planner"), ATTEND),
     Layer(names("attend"), ATTEND | TENSORS),
-    # What numba compiles is loaded when a step first needs it.
-    Layer(names("decode"), DECODE | TENSORS | names("numba llvmlite")),
+    # What numba compiles is loaded when a step first needs it. A cache may be kept in a file; on a GPU, kernels answer.
+    Layer(names("decode"), DECODE | TENSORS | names("numba llvmlite"), names("safetensors avow.kernels")),
     # The surface re-exports, and so stands right above attend.
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
-    Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations")),
-    # A cache may be kept in a file; on a GPU, kernels answer from it.
-    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
+    # A plan for decoding measures steps of a cache, which is loaded then.
+    Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations avow.decode")),
+    Layer(names("nn optim distributed"), HOSTS | TENSORS),
     # Nothing but what people look at loads an integration, so it may load its host outright.
-    Layer(names("integrations"), HOSTS | TENSORS | names("avow.integrations transformers"), names("gguf safetensors")),
-    Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
+    Layer(
+        names("integrations"),
+        HOSTS | TENSORS | names("avow.integrations huggingface_hub transformers"),
+        names("gguf safetensors"),
+    ),
+    # Tables and tokenizers are read by the libraries of their formats, which are loaded at use.
+    Layer(names("training"), TRAINING | TENSORS | names("safetensors"), names("pyarrow tokenizers")),
     # Nothing below loads the ledger, so it may load its provers outright.
     # The neighbours it speaks of are there to be looked at, where they are installed.
     Layer(names("theory"), THEORY | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
@@ -187,7 +196,7 @@ def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:
             "methods may import avow.kernels only inside a function",
         ),
         ("methods/window.py", "import triton", "methods may not import triton"),
-        ("nn/rings.py", "import safetensors", "nn may import safetensors only inside a function"),
+        ("decode/rings.py", "import safetensors", "decode may import safetensors only inside a function"),
         ("nn/memory.py", "import scipy.linalg", "nn may not import scipy"),
         ("planner.py", "import torch", "planner may not import torch"),
         ("attend.py", "from avow.theory.constructions import query", "attend may not import avow.theory"),

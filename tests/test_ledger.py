@@ -230,5 +230,5 @@ def test_without_a_prover_the_ledger_says_what_to_install() -> None:
         f"MissingPackage python-flint=missing is needed to judge claims; {remedy}",
         f"MissingPackage sympy=missing is needed to judge claims; {remedy}",
         f"MissingPackage scipy=missing is needed to judge claims; {remedy}",
-        f"MissingPackage python-flint=0.8.0 negates balls wrongly and proves nothing; {remedy}",
+        f"MissingPackage python-flint=0.8.0 must be at least 0.9 to judge claims; {remedy}",
     ]

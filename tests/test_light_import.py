@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import avow
+
 ROOT = Path(__file__).parent.parent
 HEAVY = ["fastapi", "flint", "gguf", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sympy", "transformers"]
 HEAVY += ["triton", "typer"]
@@ -28,6 +30,23 @@ def test_subpackages_are_attributes_and_load_nothing_before_they_are_used() -> N
     unused = "assert not [name for name in sys.modules if name.startswith(('avow.nn', 'avow.optim', 'avow.training'))]"
     code = f"import avow; {unused}; avow.nn.Attention, avow.optim; assert 'nn' in dir(avow) and not hasattr(avow, 'x')"
     assert loaded_by(code) == set()
+
+
+def test_packages_inside_subpackages_are_loaded_when_they_are_used() -> None:
+    assert "transformers" in loaded_by("import avow; avow.integrations.transformers.enable")
+    code = "import avow; avow.theory.constructions.copy_query; assert 'claims' in dir(avow.theory)"
+    assert "transformers" not in loaded_by(code)
+    missing = (
+        "import avow\ntry: avow.integrations.nobody\nexcept AttributeError as error: assert 'nobody' in str(error)"
+    )
+    assert loaded_by(missing) == set()
+
+
+def test_completion_offers_public_names_and_nothing_else() -> None:
+    assert {*avow.__all__, "nn", "optim", "integrations", "errors"} <= {*dir(avow)}
+    own = [name for name in dir(avow) if not name.startswith("__")]
+    assert not {"importlib", "Any", "TYPE_CHECKING", "file_io"} & {*own} and len(own) == len({*own})
+    assert all(hasattr(avow, name) for name in own)
 
 
 def test_a_heavy_import_would_be_noticed() -> None:

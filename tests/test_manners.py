@@ -33,7 +33,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
     ("arguments", "line"),
     [
         ("compar", "command=compar is not known to avow; did you mean compare?"),
-        ("sing", "command=sing is not known to avow; known commands: compare, plan, claims, "),
+        ("sing", "command=sing is not known to avow; known commands: compare, plan, plan-decode, "),
         ("claims lst", "command=lst is not known to avow claims; did you mean list?"),
         ("--loud", "option=--loud is not known to avow; see avow --help"),
         ("compare --lenght 5", "option=--lenght is not known to avow compare; did you mean --length?"),
@@ -55,12 +55,17 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("construct mixture", "weights=nothing must be given; see avow construct mixture --help"),
         ("plan --kind copying,diffuse", "kind='copying,diffuse' must be one kind; try --kind copying"),
         ("plan --length 0", "length='0' must be at least 1; see avow plan --help"),
-        ("plan --batch 4", "batch=4 needs --ranks; add --ranks 8, or leave --batch out"),
-        ("plan --dtype float16", "dtype=float16 needs --ranks; add --ranks 8, or leave --dtype out"),
-        ("plan --latency 5us", "latency=5us needs --ranks; add --ranks 8, or leave --latency out"),
-        ("plan --key-heads 2", "key-heads=2 needs --ranks; add --ranks 8, or leave --key-heads out"),
-        ("plan --ranks 0", "ranks='0' must be at least 1; see avow plan --help"),
-        ("plan --ranks 8 --link 1GB/s --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
+        ("plan --latency 5us", "option=--latency is not known to avow plan; it belongs to avow plan-ranks"),
+        ("plan --ranks 8 --link 1GB/s", "option=--ranks is not known to avow plan; it belongs to avow plan-ranks"),
+        ("plan --kept 0.1", "option=--kept is not known to avow plan; it belongs to avow plan-decode and avow plan-"),
+        ("plan --tokens 9", "option=--tokens is not known to avow plan; it belongs to avow plan-decode"),
+        ("plan --tool 9", "option=--tool is not known to avow plan; did you mean --tol?"),
+        ("plan --key-heads 3", "key_heads=3 must divide heads=4; use 1, or heads itself"),
+        ("plan --dtype int4", "dtype='int4' is not known; use one of float64"),
+        ("plan --input a --batch 2", "batch=2 follows from the heads of --input; leave --batch or --input out"),
+        ("plan --recalibrate", "recalibrate=True would measure this machine, and AVOW_CALIBRATION=off forbids it"),
+        ("plan-ranks --ranks 0", "ranks='0' must be at least 1; see avow plan-ranks --help"),
+        ("plan-ranks --ranks 8 --link 1GB/s --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
         ("compare --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
         ("profile model --text a --html a.html --plan ./a.html", "path=a.html is given for two files; give one"),
         ("compare --html a.png --png a.png", "path=a.png is given for two files; give one of them another path"),
@@ -83,7 +88,7 @@ def test_summaries_fit_a_line_of_eighty() -> None:
 
 
 def test_commands_are_listed_in_the_order_in_which_a_new_user_tries_them() -> None:
-    listed = re.findall(r"^  (\w+) ", run("--help").stdout.partition("Commands:")[2], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+) ", run("--help").stdout.partition("Commands:")[2], re.MULTILINE)
     assert tuple(listed) == error_formatting.ORDER and set(listed) == {path[0] for path, _ in commands()}
 
 

@@ -1,4 +1,4 @@
-"""The method that CONTRIBUTING.md prints, installed as a package of its own, is known to everything that asks."""
+"""The method of docs/tutorials/method.md, installed as a package of its own, is known to everything that asks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from tests.test_readme import ROOT, blocks
 
 QUIET = ("-q", "-p", "no:cacheprovider")
 
-# The method and the test file that the guide prints.
-METHOD, TEST = (block.code for block in blocks((ROOT / "CONTRIBUTING.md").read_text()) if block.language == "python")
+# The method and the test file that the tutorial prints.
+FILES = {Path(x.file).name: x.code for x in blocks((ROOT / "docs/tutorials/method.md").read_text()) if x.file}
+METHOD, TEST = FILES["flattened.py"], FILES["test_flattened.py"]
 
 
 def install(site: Path, name: str, code: str, target: str) -> None:
@@ -40,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed packages with one that brings the method, and the method's test file beside it."""
     place = tmp_path_factory.mktemp("site")
     install(place, "flattened", METHOD, "flattened:Flattened")
-    (place / "test_flattened.py").write_text("from flattened import Flattened, Problem\n" + TEST)
+    (place / "test_flattened.py").write_text(TEST)
     return place
 
 
@@ -114,7 +115,7 @@ def test_modules_and_caches_take_a_method_object() -> None:
     assert cache.attend(q, method=Exact()).certificate.method == "exact"
     with pytest.raises(ParameterError, match="which a cache sets by tol and bits; use method='sparse'"):
         cache.attend(q, tol=0.1, method=Sparse(drop=0.3))
-    with pytest.raises(ParameterError, match=r"temperature=1\.0 stands beside a method object"):
+    with pytest.raises(ParameterError, match=r"temperature=1\.0 is given with a method object"):
         Attention(8, 2, Separable(2.0), temperature=1.0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import avow
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
@@ -225,6 +226,66 @@ def test_it_compiles_into_one_graph(method: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), module(x))
+
+
+# The compiler looks at tensors between two graphs in a way that torch itself warns of.
+between_graphs = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@between_graphs
+@pytest.mark.parametrize("method", ["low_rank", "sparse"])
+def test_a_method_that_draws_by_its_inputs_leaves_the_graph_and_answers_the_same(method: str) -> None:
+    module, x = attention(method), torch.randn(2, 20, 12)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(module, backend="aot_eager")(x), module(x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="it depends on numbers"):
+        torch.compile(module, backend="eager", fullgraph=True)(x)
+    with pytest.raises(ParameterError, match=f"exported call=Attention by {method} depends on numbers"):
+        torch.export.export(module, (x,))
+
+
+@between_graphs
+@pytest.mark.parametrize("method", ["exact", "random_features"])
+def test_a_compiled_module_in_a_record_leaves_the_graph_and_is_certified(method: str) -> None:
+    module, x = attention(method), torch.randn(2, 20, 12)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="aot_eager")
+    out = compiled(x)
+    with avow.record() as certificates:
+        torch.testing.assert_close(compiled(x), out)
+    assert len(certificates) == 1
+    assert torch.equal(compiled(x), out) and len(certificates) == 1
+
+
+@pytest.mark.parametrize("method", ["exact", "separable", "random_features", "latent"])
+@either_way
+def test_it_is_exported_as_one_program(method: str, causal: bool) -> None:
+    module, x = attention(method, causal=causal), torch.randn(2, 20, 12)
+    torch.testing.assert_close(torch.export.export(module, (x,)).module()(x), module(x))
+
+
+@either_way
+def test_exact_attention_is_exported_for_any_length(causal: bool) -> None:
+    module, x = attention("exact", causal=causal), torch.randn(2, 20, 12)
+    lengths = ({1: torch.export.Dim("n", min=2, max=4096)},)
+    program = torch.export.export(module, (x,), dynamic_shapes=lengths).module()
+    for n in (2, 33, 800):
+        other = torch.randn(2, n, 12)
+        torch.testing.assert_close(program(other), module(other))
+
+
+@every_method
+def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
+    module = attention(method, dropout=0.1)
+    x = torch.randn(2, 9, 12, requires_grad=True)
+
+    def gradients(call: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        return list(torch.autograd.grad(call(x).square().sum(), [x, *module.parameters()]))
+
+    kept = gradients(lambda x: checkpoint(module, x, use_reentrant=False))
+    assert all(torch.equal(a, b) for a, b in zip(kept, gradients(module), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -233,3 +233,13 @@ def test_ids_it_cannot_read_are_refused(ids: torch.Tensor, kind: type[InputError
         model(ids)
     with pytest.raises(kind, match=re.escape(words)):
         model.step(ids, model.start(1))
+
+
+@pytest.mark.parametrize("attention", ["exact", "separable", "latent"])
+@pytest.mark.parametrize("batch", [0, -1, True, 1.5, None])
+def test_a_cache_is_for_one_sequence_at_least(attention: str, batch: Any) -> None:
+    model = build(ModelConfig(vocabulary=9, width=8, heads=2, layers=3, block=16, attention=attention))
+    with pytest.raises(
+        ParameterError, match=re.escape(f"batch={batch!r} must be a whole number of at least 1; try ba")
+    ):
+        model.start(batch)

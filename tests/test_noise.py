@@ -317,7 +317,7 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: noise_analysis(5, [{}], AnyScale(1.0), 0.1),
             ParameterError,
-            "law=AnyScale must be a DiscreteLaw or a GaussianLaw",
+            "law=AnyScale(least=1.0, most=inf) must be a DiscreteLaw or a GaussianLaw",
         ),
         (lambda: noise_analysis(5, [{}], COIN, 0.1, target={0: math.nan}), ParameterError, "must be a distribution"),
         (

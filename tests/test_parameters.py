@@ -85,7 +85,7 @@ def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> Non
         ("share", 0.0, "sieve: share=0.0 must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("share", 1.01, "sieve: share=1.01 must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("share", math.nan, "sieve: share=nan must be above 0 and at most 1; the default is 0.5 (of the keys)"),
-        ("width", 10**400, f"sieve: width={10**400} must be at least 0; the default is 1.0 (of a stripe)"),
+        ("width", 10**400, "sieve: width=an integer of 1329 bits must be at least 0; the default is 1.0 (of a stripe)"),
         ("share", "1", "sieve: share='1' must be a number; the default is 0.5 (of the keys)"),
         ("share", True, "sieve: share=True must be a number; the default is 0.5 (of the keys)"),
         (
@@ -96,7 +96,7 @@ def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> Non
         ("centred", 1, "sieve: centred=1 must be True or False; the default is True (subtract the mean first)"),
         ("cache", 3, "sieve: cache=3 is not a parameter; known parameters: rank, share, order, centred, bits, width"),
         ("bits", 9, "sieve: bits=9 must be from 1 to 8; the default is 4 (of a number)"),
-        ("bits", 10**400, f"sieve: bits={10**400} must be from 1 to 8; the default is 4 (of a number)"),
+        ("bits", 10**400, "sieve: bits=an integer of 1329 bits must be from 1 to 8; the default is 4 (of a number)"),
     ],
 )
 def test_a_value_that_breaks_its_rule_is_told_which_and_what_to_do(name: str, value: object, words: str) -> None:

@@ -152,7 +152,7 @@ def test_it_learns_to_copy_from_beyond_its_segment() -> None:
 
 
 def test_sizes_and_settings_that_contradict_are_refused() -> None:
-    text = "layers=3 must leave one layer down and one up beside latent_layers=2; use layers=4, or fewer latent_layers"
+    text = "layers=3 must be at least 2 more than latent_layers=2; use layers=4, or fewer latent_layers"
     with pytest.raises(ParameterError, match=f"^{re.escape(text)}$"):
         PerceiverLM(ModelConfig(11, attention="latent", layers=3, latent_layers=2))
     text = "settings: latents=4 is a field of the config for a Perceiver; set config.latents instead"

@@ -1,4 +1,4 @@
-"""`avow plan --ranks` and `avow bench shards`: what they print and write, and what they say to nonsense."""
+"""`avow plan-ranks` and `avow bench shards`: what they print and write, and what they say to nonsense."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from avow.errors import ParameterError
 from tests.test_cli import at_home as at_home
 from tests.test_cli import refused, run
 
-MANY = ["plan", "--ranks", "64", "--link", "400GB/s", "--heads", "32", "--key-heads", "8", "--dim", "128"]
+MANY = ["plan-ranks", "--ranks", "64", "--link", "400GB/s", "--heads", "32", "--key-heads", "8", "--dim", "128"]
 DEVICE = ["--dtype", "bfloat16", "--compute", "400TFLOP/s", "--memory", "4.8TB/s"]
 
 
@@ -59,7 +59,7 @@ def test_a_step_of_decoding_is_another_plan() -> None:
 
 
 def test_ranks_like_this_machine_need_no_figures() -> None:
-    found = json.loads(run("plan", "--ranks", "4", "--link", "1GB/s", "--length", "1024", "--json").stdout)
+    found = json.loads(run("plan-ranks", "--ranks", "4", "--link", "1GB/s", "--length", "1024", "--json").stdout)
     assert found["machine"] == "ranks like this machine, typical rates: AVOW_CALIBRATION=off"
     assert all(way["seconds"] > 0 for way in found["ways"])
 
@@ -78,15 +78,24 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "64", "--link", "0GB/s"], "link='0GB/s' must be above 0 and finite; try --link 400GB/s, or"),
         (["--ranks", "64", "--link", "1e400GB/s"], "link='1e400GB/s' must be above 0 and finite; try"),
         (["--ranks", "64", "--link", "1-1GB/s"], "link='1-1GB/s' has no number before its unit; try"),
-        (["--ranks", "64"], "ranks=64 needs to know how fast ranks are connected; add --link, such as"),
-        (["--ranks", "0", "--link", "1GB/s"], "ranks='0' must be at least 1; see avow plan --help"),
-        (["--ranks", "-3", "--link", "1GB/s"], "ranks='-3' must be at least 1; see avow plan --help"),
+        (["--ranks", "64"], "link=nothing must be given; see avow plan-ranks --help"),
+        (["--ranks", "0", "--link", "1GB/s"], "ranks='0' must be at least 1; see avow plan-ranks --help"),
+        (["--ranks", "-3", "--link", "1GB/s"], "ranks='-3' must be at least 1; see avow plan-ranks --help"),
         (["--ranks", "999", "--link", "1GB/s", "--length", "9"], "ranks=999 cannot be spread over 9 keys and 4 key"),
         (["--ranks", "8", "--link", "1GB/s", "--latency", "soon"], "latency='soon' is not a time; try --latency 5us"),
         (["--ranks", "8", "--link", "1GB/s", "--latency", "-1us"], "latency='-1us' must be at least 0 and finite"),
-        (["--ranks", "8", "--link", "1GB/s", "--key-heads", "3"], "key-heads=3 must divide the 4 heads that share"),
-        (["--ranks", "8", "--link", "1GB/s", "--queries", "0"], "queries='0' must be at least 1; see avow plan --help"),
-        (["--ranks", "8", "--link", "1GB/s", "--length", "-5"], "length='-5' must be at least 1; see avow plan --help"),
+        (
+            ["--ranks", "8", "--link", "1GB/s", "--key-heads", "3"],
+            "key_heads=3 must divide heads=4; use 1, or heads itself",
+        ),
+        (
+            ["--ranks", "8", "--link", "1GB/s", "--queries", "0"],
+            "queries='0' must be at least 1; see avow plan-ranks --help",
+        ),
+        (
+            ["--ranks", "8", "--link", "1GB/s", "--length", "-5"],
+            "length='-5' must be at least 1; see avow plan-ranks --help",
+        ),
         (["--ranks", "8", "--link", "1GB/s", "--dtype", "int4"], "dtype='int4' is not known; use one of float64"),
         (["--ranks", "8", "--link", "1GB/s", "--compute", "9TFLOP/s"], "memory=None is needed beside the other figure"),
         (
@@ -95,13 +104,23 @@ def test_weak_scaling_is_drawn() -> None:
         ),
         (["--ranks", "8", "--link", "1GB/s", "--kept", "2"], "kept=2.0 must be from 0 to 1; try --kept 0.1"),
         (["--ranks", "8", "--link", "1GB/s", "--device", "abacus"], "device=abacus is not available; use --device cpu"),
-        (["--ranks", "8", "--link", "1GB/s", "--tol", "0.1"], "tol=0.1 needs tensors, and a plan for many ranks"),
-        (["--link", "400GB/s"], "link=400GB/s needs --ranks; add --ranks 8, or leave --link out"),
-        (["--png", "x.png"], "png=x.png needs --ranks; add --ranks 8, or leave --png out"),
+        (
+            ["--ranks", "8", "--link", "1GB/s", "--tol", "0.1"],
+            "option=--tol is not known to avow plan-ranks; it belongs to avow plan and avow plan-decode",
+        ),
+        (["--link", "400GB/s"], "ranks=nothing must be given; see avow plan-ranks --help"),
+        (
+            ["--ranks", "8", "--link", "1GB/s", "--recalibrate"],
+            "recalibrate=True would measure this machine, and AVOW_CALIBRATION=off forbids it; unset",
+        ),
+        (
+            ["--ranks", "8", "--link", "1GB/s", *DEVICE, "--recalibrate"],
+            "recalibrate=True measures this machine, and ranks have figures of their own; leave it out, or",
+        ),
     ],
 )
 def test_nonsense_is_answered_in_one_line(arguments: list[str], words: str) -> None:
-    assert refused("plan", *arguments).startswith(f"avow: {words}")
+    assert refused("plan-ranks", *arguments).startswith(f"avow: {words}")
 
 
 def test_quantities_are_read_as_people_write_them() -> None:

@@ -8,13 +8,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 from transformers import TextIteratorStreamer
 
 import avow
 from avow.core import Certificate
 from avow.core.record import note
 from avow.integrations.transformers import enable
+from avow.nn import Attention
 from tests.helpers.model_folders import long_model
 from tests.helpers.tiny_models import WORDS
 
@@ -133,3 +136,56 @@ def test_a_context_that_outlives_a_record_adds_nothing_to_it() -> None:
         later = contextvars.copy_context()
     later.run(note, "too late", certificate())
     assert [layer for layer, _ in found] == ["in time"]
+
+
+class Two(nn.Module):
+    """Two attentions of avow, and one that calls the function that stands in for SDPA."""
+
+    def __init__(self, method: str = "exact") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Attention(16, 4, method), Attention(16, 4, method, causal=True)])
+
+    def attended(self, x: torch.Tensor) -> torch.Tensor:
+        return avow.scaled_dot_product_attention(*3 * (x.unsqueeze(1),)).squeeze(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.attended(x)
+
+
+@pytest.mark.parametrize("method", ["exact", "separable", "random_features"])
+def test_modules_of_avow_are_recorded_and_answer_the_same(method: str) -> None:
+    model, x = Two(method), torch.randn(2, 9, 16)
+    out = model(x)
+    with avow.record() as found:
+        torch.testing.assert_close(model(x), out)
+    assert [layer for layer, _ in found] == ["Attention", "Attention", "scaled_dot_product_attention"]
+    assert [one.method for _, one in found] == [method, method, "exact"]
+    assert ("which is not softmax attention" in str(found)) == (method == "separable")
+
+
+def test_a_record_of_a_model_names_its_layers_and_leaves_no_hooks() -> None:
+    model, x = Two(), torch.randn(2, 9, 16)
+    with avow.record(model) as found:
+        model(x)
+    # The model itself has no name, and a call of its own goes by what was called.
+    assert list(found.layers) == ["layers.0", "layers.1", "scaled_dot_product_attention"]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with avow.record() as found:
+        model(x)
+    assert list(found.layers) == ["Attention", "scaled_dot_product_attention"]
+
+
+def test_a_layer_that_raises_does_not_lend_its_name_to_later_ones() -> None:
+    model = Two()
+    with avow.record(model) as found:
+        with pytest.raises(avow.InputError):
+            model.layers[1](torch.randn(2, 9, 15))
+        avow.scaled_dot_product_attention(*torch.randn(3, 1, 5, 4).unbind())
+    assert list(found.layers) == ["scaled_dot_product_attention"]
+
+
+def test_what_is_not_a_model_names_nothing() -> None:
+    with pytest.raises(avow.InputError, match=r"model=3 must be a torch\.nn\.Module"), avow.record(3):
+        pass

@@ -474,7 +474,7 @@ def test_a_cache_refuses_a_relative_tolerance_that_nothing_proves() -> None:
 def test_a_cache_whose_parts_lie_ignores_no_relative_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whatever reads a part of the tokens or all of them natively, its answer must be proved.
     q, k, v = flat(512, 1)
-    monkeypatch.setattr("avow.nn.split_k_exact.length_floors", lambda x: 0 * length_floors(x))
+    monkeypatch.setattr("avow.decode.split_k_exact.length_floors", lambda x: 0 * length_floors(x))
     certificate = filled(k, v).attend(q, rtol=0.1).certificate
     assert certificate.keeps(rtol=0.1)
     assert certificate.reason == "exact could prove only inf relative to the answer"

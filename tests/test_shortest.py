@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -160,8 +161,9 @@ def test_a_target_that_no_arithmetic_here_tells_from_the_hull_is_left_open_and_s
     with pytest.raises(ToleranceUnreachable) as caught:
         copy_query(keys, 0, 0.1)
     assert "copy_query: eps=0.1 can be neither kept nor refuted: in float64 no query was found" in str(caught.value)
-    assert "misses by 1" in str(caught.value)
-    assert "e-17 of the largest entry; move the kept keys away" in str(caught.value)
+    # How near the nearest combination comes is a matter of the machine's last bits.
+    missed = re.search(r"misses by (\S+) of the largest entry; move the kept keys away", str(caught.value))
+    assert missed is not None and 0 < float(missed[1]) < 1e-15
 
 
 def test_a_key_outside_the_hull_is_not_refuted() -> None:

@@ -23,7 +23,7 @@ from torch import nn
 import avow
 from avow import distributed, optim, training
 from avow import nn as modules
-from avow.errors import AvowError
+from avow.errors import AvowError, ParameterError
 from avow.integrations import transformers as hugging
 from avow.theory import constructions
 from tests.helpers.tiny_models import ARCHITECTURES
@@ -31,17 +31,32 @@ from tests.helpers.tiny_models import ARCHITECTURES
 WRONG: tuple[Any, ...] = (
     *(None, "words", b"x", True, -1, 0, 1j, 10**30, math.nan, [], {}, [None], ["a"], {"a": 1}, object(), int),
     *(lambda: 0, torch.zeros(0), torch.zeros(2, 2, dtype=torch.int64), torch.full((1, 2, 3), math.nan)),
+    *([torch.ones(2)], {"a": torch.ones(2)}),
 )
 SURFACES = (avow, constructions, modules, optim, training, hugging, distributed)
 
 # What the library makes of an answer, and what its users only read: they hold what they are given.
 RECORDS = {
-    *("Certificate", "Cost", "Method", "Sizes", "Problem", "all_methods", "record", "register"),
+    *(
+        "Attended",
+        "Audit",
+        "Plan",
+        "Record",
+        "Certificate",
+        "Cost",
+        "Method",
+        "Sizes",
+        "Problem",
+        "all_methods",
+        "record",
+        "register",
+    ),
     *("AverageQuery", "CopyQuery", "MixtureQuery", "NoiseAnalysis", "Program", "ProjectOut", "RobustHeads", "Router"),
     *("ReluLinear", "ReluSquare", "ReluSquareDeep", "ReluPiecewise"),
     *("Shard", "Equivariance", "GradientHorizon", "Cache"),
-    *("Answer", "Bin", "Corpus", "Outcome", "Progress", "Question", "Trained"),
-    *("ModelPlan", "Profile", "Speed", "Statement", "Verdict"),
+    *("Answer", "Bin", "Corpus", "Document", "Outcome", "Progress", "Question", "Reading", "TextLoss", "TokenDocument"),
+    *("ByteTokenizer", "FileTokenizer", "IdTokenizer", "Tokenizer", "Trained"),
+    *("DecodePlan", "ModelPlan", "Profile", "Speed", "Statement", "Verdict"),
 }
 
 
@@ -60,19 +75,27 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 def _attention() -> dict[str, Call]:
     q = torch.randn(1, 2, 5, 4)
     about = {"mask": None, "causal": False, "scale": None, "enable_gqa": False}
+    sdpa = {"attn_mask": None, "is_causal": None, "dropout_p": 0.0}
     kernel = {"kernel": "dot", "sigma": None}
     wish = {"tol": 0.1, "rtol": 0.5, "confidence": None, "coverage": None}
     asked = {"q": q, "k": q, "v": q, **about, **kernel}
     certificate = avow.attend(q, q, q).certificate
-    few = {name: about[name] for name in ("causal", "scale", "enable_gqa")}
+    few = {name: about[name] for name in ("causal", "scale", "enable_gqa")} | {"is_causal": None}
+    drop_in = {"query": q, "key": q, "value": q, **sdpa, "is_causal": False, "scale": None, "enable_gqa": False}
     return {
-        "attend": Call(avow.attend, {**asked, **wish, "method": "auto", "generator": None}),
-        "plan": Call(avow.plan, {**asked, **wish, "keys": 9}),
+        "attend": Call(avow.attend, {**asked, **wish, **sdpa, "method": "auto", "generator": None}),
+        "plan": Call(avow.plan, {**asked, **wish, **sdpa, "keys": 9}),
         "audit": Call(
             avow.audit,
-            {**asked, "out": q, "coverage": 0.9, "confidence": 0.9, "method": "exact", "generator": None},
+            {**asked, **sdpa, "out": q, "coverage": 0.9, "confidence": 0.9, "method": "exact", "generator": None},
         ),
+        "scaled_dot_product_attention": Call(avow.scaled_dot_product_attention, {**drop_in, "tol": 0.1, "rtol": 0.5}),
         "features_needed": Call(avow.features_needed, {"q": q, "k": q, "tol": 0.1, "confidence": 0.9, **few}),
+        "plan_decode": Call(
+            avow.plan_decode,
+            {"tokens": 64, "heads": 2, "key_heads": 2, "dim": 4, "value_dim": 4, "dtype": torch.float32, "batch": 1}
+            | {"queries": 1, "device": "cpu", "kept": 0.1, "tell": str, "again": False},
+        ),
         "apply": Call(avow.apply, {"model": ARCHITECTURES[0].build(), "plan": "there is none"}),
         "Problem.of": Call(avow.Problem.of, asked),
         "Sizes.with_keys": Call(avow.Problem.of(q, q, q).sizes.with_keys, {"keys": 7}),
@@ -142,6 +165,9 @@ def _modules() -> dict[str, Call]:
             m.check_permutation_equivariance,
             {"module": linear, "example": (2, 5, 4), "trials": 2, "tolerance": None, "seed": 0},
         ),
+        "share_of_heads": Call(
+            m.share_of_heads, {**dict.fromkeys("qkv", torch.randn(1, 2, 5, 4)), "tol": 0.1, "scale": 1}
+        ),
         "KeyValueCache": Call(m.KeyValueCache, {"key_heads": 2, "dim": 4, **cache}),
         "Learned": Call(m.Learned, {"block": 8, "width": 4}),
         "Sinusoidal": Call(m.Sinusoidal, {"block": 8, "width": 4, "amplitude": 1.0}),
@@ -172,14 +198,14 @@ def _optim() -> dict[str, Call]:
 def _training(folder: Path) -> dict[str, Call]:
     t, corpus, home = training, training.invent(4, 2), folder / "corpus"
     t.write_corpus(corpus, home)
-    vocabulary = t.vocabulary_of(corpus)
+    tokenizer = t.tokenizer_of("characters", corpus)
     flags = ["schedule.steps=1", "model.layers=1", "model.width=16", "model.heads=2", "model.block=64", "data.batch=4"]
-    config = t.read_config(flags=[*flags, f"data.corpus={home}"])
+    config = t.read_config(flags=[*flags, f"data.sources={home}"])
     model = modules.build(config.model).eval()
-    read = {"documents": corpus.documents, "vocabulary": vocabulary, "block": 64}
+    read = {"documents": corpus.documents, "tokenizer": tokenizer, "block": 64}
     spans = t.SpanExamples(**read, seed=0)
     steps = {"accumulate": 1, "rank": 0, "world": 1, "position": 0, "narrowest": 1}
-    known = {"model": model, "vocabulary": vocabulary}
+    known = {"model": model, "tokenizer": tokenizer}
     few = corpus.dev[:1]
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     found: dict[str, dict[str, Any]] = {
@@ -189,36 +215,43 @@ def _training(folder: Path) -> dict[str, Call]:
         "read_documents": {"path": home / "wiki.txt"},
         "read_questions": {"path": home / "train.tsv"},
         "corpus_of": {"name": str(home)},
-        "vocabulary_of": {"corpus": corpus},
-        "Vocabulary": {"characters": "abc"},
-        "prompt": {"question": "Where?", "vocabulary": vocabulary, "where": "here"},
-        "SpanExamples": {**read, "seed": 0, "spans": None, "after_name": 0.7},
+        "read_data": {"sources": [str(home)]},
+        "tokenizer_of": {"name": "bytes", "corpus": corpus},
+        "CharacterTokenizer": {"known": "abc"},
+        "prompt": {"question": "Where?", "tokenizer": tokenizer, "where": "here"},
+        "SpanExamples": {**read, "seed": 0, "spans": None, "after_name": 0.7, "from_start": False},
         "ClozeExamples": {**read, "seed": 0, "window": 8, "bare": 0.3, "spans": None},
         "LanguageExamples": read,
-        "QuestionExamples": {"questions": corpus.train, "vocabulary": vocabulary, "block": 64, "loss": "answer"},
+        "QuestionExamples": {"questions": corpus.train, "tokenizer": tokenizer, "block": 64, "loss": "answer"},
         "Spans": {"shortest": 4, "longest": 0.5, "masked": 0.25},
-        "Recipe": {"lm": 1, "span": 1, "cloze": 1, "questions": 1, "after_name": 0.7, "window": 24, "bare": 0.3},
+        "Recipe": {"language": 1, "spans": 1, "cloze": 1, "questions": 1, "after_name": 0.7, "window": 24, "bare": 0.3},
         "Mixture": {"parts": [spans], "weights": [1]},
         "Batches": {"examples": spans, "size": 4, "seed": 0, "block": 64, **steps},
         "always": {"answer": "x", "questions": few, "confidence": 1.0},
         "majority": {"train_questions": corpus.train, "dev_questions": few},
         "answers": {**known, "questions": few, "longest": 2},
         "evaluate": {**known, "questions": few},
-        "sample": {**known, "text": "Where", "length": 2, "temperature": 1.0, "generator": None},
+        "sample": {**known, "text": "Where", "length": 2, "temperature": 1.0, "generator": None, "masks": True},
+        "text_loss": {**known, "examples": spans, "size": 4},
         "load_model": {"path": folder / "run"},
         "read_config": {"path": None, "flags": flags, "defaults": ()},
         "TrainConfig": sections,
-        "train": {"config": config, "folder": folder / "run", "resume": True, "progress": None, "wait": 0.0},
+        "train": {
+            "config": config,
+            "folder": folder / "run",
+            "resume": True,
+            "progress": None,
+            "tell": None,
+            "wait": 0.0,
+        },
         "Evaluation": {"outcomes": t.always("x", few).outcomes},
     }
     calls = {name: Call(getattr(t, name), given) for name, given in found.items()}
     return calls | {
-        "Vocabulary.of": Call(t.Vocabulary.of, {"texts": ["ab", "c"]}),
-        "Vocabulary.encode": Call(vocabulary.encode, {"text": "W", "where": "here"}),
-        "Vocabulary.decode": Call(vocabulary.decode, {"numbers": [2, 3]}),
-        "Vocabulary.from_json": Call(t.Vocabulary.from_json, {"text": vocabulary.to_json()}),
+        "CharacterTokenizer.of": Call(t.CharacterTokenizer.of, {"texts": ["ab", "c"]}),
+        "CharacterTokenizer.encode": Call(tokenizer.encode, {"text": "W", "where": "here"}),
+        "CharacterTokenizer.decode": Call(tokenizer.decode, {"numbers": [2, 3]}),
         "TrainConfig.of": Call(t.TrainConfig.of, {"values": {"schedule": {"steps": 2}}}),
-        "TrainConfig.from_json": Call(t.TrainConfig.from_json, {"text": config.to_json()}),
     }
 
 
@@ -255,6 +288,7 @@ def _distributed() -> dict[str, Call]:
         "causal": False,
     }
     more = {"scale": None, "enable_gqa": False, "confidence": None, "generator": None, "link": None}
+    more |= {"attn_mask": None, "is_causal": None, "dropout_p": 0.0}
     return {
         "attend": Call(distributed.attend, {"q": q, "k": q, "v": q, **asked, **more}),
         "Interconnect": Call(distributed.Interconnect, {"bandwidth": 1e9, "latency": 1e-5}),
@@ -287,7 +321,7 @@ def public(surface: ModuleType) -> Iterator[str]:
         thing = getattr(surface, name)
         own = getattr(thing, "__module__", "").startswith("avow.") and not name.startswith("_")
         error = isinstance(thing, type) and issubclass(thing, AvowError)
-        if own and callable(thing) and not error and name not in RECORDS | {"declared", "as_float"}:
+        if own and callable(thing) and not error and name not in RECORDS | {"declared", "as_float", "require"}:
             yield name
 
 
@@ -296,8 +330,8 @@ METHODS = (
     *("avow.Problem.of", "avow.Sizes.with_keys", "avow.Certificate.keeps", "avow.Certificate.from_json"),
     *(f"avow.theory.constructions.{law}.probability" for law in ("GaussianLaw", "AnyScale", "DiscreteLaw")),
     *("avow.nn.ModelConfig.from_json", "avow.nn.ModelConfig.of", "avow.nn.Attention.forward"),
-    *(f"avow.training.Vocabulary.{name}" for name in ("of", "encode", "decode", "from_json")),
-    *("avow.training.TrainConfig.of", "avow.training.TrainConfig.from_json"),
+    *(f"avow.training.CharacterTokenizer.{name}" for name in ("of", "encode", "decode")),
+    "avow.training.TrainConfig.of",
     "avow.optim.AveragedWeights.load_state_dict",
 )
 EVERY = sorted({f"{surface.__name__}.{name}" for surface in SURFACES for name in public(surface)} | {*METHODS})
@@ -307,6 +341,8 @@ EVERY = sorted({f"{surface.__name__}.{name}" for surface in SURFACES for name in
 LEFT = {
     "avow.nn.check_permutation_equivariance": {"module", "example"},
     "avow.integrations.transformers.profile": {"tell"},
+    "avow.plan_decode": {"tell"},
+    "avow.training.train": {"tell"},
     "avow.distributed.attend": {"shared_queries", "link"},
 }
 
@@ -322,6 +358,8 @@ def stumbles(call: Call, left: Collection[str] = ()) -> list[str]:
                 parts = refusal.name, refusal.rule, refusal.remedy, str(refusal)
                 if not all(isinstance(part, str) and part.strip() for part in parts):
                     found.append(f"{name}={wrong!r}: a refusal without its parts, {refusal!r}")
+                if "tensor(" in repr(refusal):
+                    found.append(f"{name}: a refusal that prints a tensor, {refusal}")
             except Exception as error:
                 found.append(f"{name}={wrong!r}: {type(error).__name__}: {error}")
     return found
@@ -338,6 +376,10 @@ def test_a_function_that_stumbles_is_caught() -> None:
     def halved(x: float) -> float:
         return x / 2
 
+    def printing(x: float) -> None:
+        raise ParameterError("x", repr(x), "is never right", "leave it out")
+
+    assert any("prints a tensor" in line for line in stumbles(Call(printing, {"x": 1.0})))
     found = stumbles(Call(halved, {"x": 1.0}))
     assert "x=None: TypeError: unsupported operand type(s) for /: 'NoneType' and 'int'" in found
     assert not any(line.startswith("x=-1:") for line in found)

@@ -79,6 +79,8 @@ def _settings(rng: random.Random, name: str, s: int) -> Method:
     elif name == "sparse":
         chosen |= {"drop": 10 ** rng.uniform(-5, 0.3), "bits": rng.choice((1, 2, 3, 4, 8))}
         chosen["chance"] = rng.choice((0.0, 0.0, 1e-3))
+    elif name == "polynomial":
+        chosen["degree"] = rng.choice((1, 2))
     elif name == "separable":
         chosen["temperature"] = rng.choice((1.0, 1.0, 0.3, 8.0))
     return kind(**chosen)

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from avow.core import Certificate
 from avow.core.record import record
-from avow.nn import key_value_cache
+from avow.decode import key_value_cache
 
 
 def ask_sketches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def undisturbed(folder: Path, ranks: int, sequence: int, steps: int) -> None:
 def ends_alike(run: Path, other: Path) -> bool:
     """Whether two runs have the same losses, and ended in the same bits."""
     ends = [checkpoint.load(checkpoint.checkpoints(one / "checkpoints")[-1]) for one in (run, other)]
-    curves = [[(row["step"], row["loss"]) for row in read_log(one / "log.csv")] for one in (run, other)]
+    curves = [[(row.step, row.loss) for row in read_log(one / "log.csv")] for one in (run, other)]
     same = all(torch.equal(x, ends[1].weights[name]) for name, x in ends[0].weights.items())
     return same and curves[0] == curves[1] and len(curves[0]) == ends[0].step == ends[1].step
 

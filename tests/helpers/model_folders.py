@@ -1,7 +1,9 @@
-"""Small models in folders, as transformers saves them, with a tokenizer of one token for each letter."""
+"""Small models in folders and in Hugging Face caches, with a tokenizer of one token for each letter."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import string
 from pathlib import Path
 from typing import Any
@@ -29,3 +31,19 @@ def saved(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+def cached(folder: Path, cache: Path, name: str, commit: str, ref: str = "") -> Path:
+    """A snapshot of the folder in a Hugging Face cache, as the hub's own client lays it out; its folder."""
+    repo = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repo / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (repo / "blobs").mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        blob = repo / "blobs" / f"{commit}-{file.name}"
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
+    if ref:
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / ref).write_text(commit)
+    return snapshot

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from avow.bench.results import Goal, Result, Row
 from avow.bench.workloads import read
+from avow.decode.step_rates import share_read
 from avow.nn import KeyValueCache
 from benchmarks.options import Options
 
@@ -66,7 +67,7 @@ def _point(q: Tensor, k: Tensor, v: Tensor, length: int, kind: torch.dtype, roun
         broken += int((_errors(one, k, v, out) > certificate.rows).sum())
         methods.append(certificate.method)
         if certificate.method == "sparse":
-            shares.append(float(certificate.reason.split("%")[0].split()[-1]))
+            shares.append(100 * share_read(certificate))
     ratios: list[float] = []
     seconds: list[list[float]] = [[], [], []]
     best = [[math.inf, math.inf] for _ in queries]

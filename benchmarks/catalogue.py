@@ -51,7 +51,7 @@ ALL = (
     Benchmark(
         "overhead",
         "What a certificate costs",
-        "Exact attention with its certificate beside PyTorch's alone: 8 heads, d = 64, float32.",
+        "Exact attention with its certificate next to PyTorch's SDPA: 8 heads, d = 64, float32.",
         "benchmarks.overhead",
         3,
         ("overhead; n, causal, SDPA seconds, median ratio, ratio of minima, on top as on top %",),
@@ -59,8 +59,8 @@ ALL = (
     Benchmark(
         "linear",
         "How much faster linear methods are",
-        "Whole calls with their certificates beside PyTorch's SDPA and performer-pytorch: 256 features, rank 64, 8 "
-        "heads, d = 64, float32. Speed-ups are medians over rounds.",
+        "Whole calls with certificates next to PyTorch's SDPA and performer-pytorch: 256 features, rank 64, 8 heads, "
+        "d = 64, float32. Speed-ups are medians over rounds.",
         "benchmarks.linear",
         4,
         (
@@ -71,27 +71,41 @@ ALL = (
     Benchmark(
         "scaling",
         "How time and memory grow",
-        "From 4,096 keys to 65,536: 8 heads, d = 64, float32, 256 features, rank 64. The slope is that of a line on "
-        "log-log paper: 1 is linear.",
+        "4,096 to 65,536 keys: 8 heads, d = 64, float32, 256 features, rank 64. Slopes are log-log: 1 is linear.",
         "benchmarks.scaling",
         5,
         ("scaling; method, slope of time, slope of memory, seconds at 65536, MiB at 65536",),
     ),
     Benchmark(
         "planner",
-        "What the planner foresees",
-        "Predicted over measured time and peak memory of computing, at 73 points over methods, lengths, heads and "
-        "dimensions, by rates fitted at the start of the run. Errors are medians over the points of a method.",
+        "What the planner predicts",
+        "Predicted against measured time and peak memory of `compute`, with rates fitted at the start of the run. "
+        "Errors are medians over the points of a method.",
         "benchmarks.planner",
         4,
         ("planner; method, causal, points, error of time as error of time %, error of memory as error of memory %",),
     ),
     Benchmark(
+        "plan_decode",
+        "What a decode loop is planned to cost",
+        "Steps of a `KeyValueCache` (`append` and `attend`) of real heads beside what `avow plan-decode` predicts of "
+        "them from steps measured just before, and PyTorch's SDPA with `enable_gqa=True` on the same tokens. Sparse "
+        "steps are priced for the share of the tokens that they read, and for the share that steps over 8,192 tokens "
+        "read. One thread: processor time.",
+        "benchmarks.plan_decode",
+        8,
+        (
+            "plan_decode; heads, type, threads, tokens, exact ms, predicted / exact, sparse ms, read as read %, "
+            "predicted / sparse, with that / sparse, SDPA ms, predicted / SDPA, SDPA / exact",
+        ),
+        ("heads",),
+    ),
+    Benchmark(
         "compare",
         "Every method on heads whose behaviour is known",
-        "One head of 8,192 keys and queries, d = 64, float32, one thread: a whole call with its certificate relative "
-        "to exact attention, the largest error of 459 rows recomputed in float64, and the bound. A bound of 2 says "
-        "nothing. Below, the last of 32,768 queries from a cache. The README's picture is drawn by the same run.",
+        "One head of 8,192 keys and queries, d = 64, float32, one thread: the time of a whole call relative to exact "
+        "attention, the largest error of 459 rows recomputed in float64, and the bound (2 says nothing). Second "
+        "table: the last of 32,768 queries, from a cache.",
         "benchmarks.commands:compare",
         4,
         (
@@ -102,8 +116,8 @@ ALL = (
     Benchmark(
         "cache",
         "A long cache on a CPU",
-        "One query of each head at tol = 1e-2, whole calls with certificates, over the faster of PyTorch's two forms: "
-        "9 query heads on 3 key heads of a trained model, d = 64, keys drawn in runs of neighbours.",
+        "One query of each head at tol = 1e-2, whole calls with certificates, against the faster of PyTorch's two "
+        "forms: 9 query heads on 3 key heads of a trained model, d = 64, keys drawn in runs of neighbours.",
         "benchmarks.cache",
         8,
         ("cache; layer, tokens, type, PyTorch ms, cache ms, times as fast, at best, sparse answers",),
@@ -112,7 +126,7 @@ ALL = (
     Benchmark(
         "tokens",
         "One more token",
-        "From the cache or by a pass over the whole text of 2,048 tokens: 4 layers, 8 heads, width 256.",
+        "A step from the cache against a pass over all 2,048 tokens: 4 layers, 8 heads, width 256.",
         "benchmarks.tokens",
         1,
         ("tokens; attention, step ms, whole pass ms, times faster",),
@@ -120,7 +134,7 @@ ALL = (
     Benchmark(
         "knowledge",
         "The knowledge experiment, invented people",
-        "What each attention has learnt of 64 questions; `avow knowledge` from its defaults.",
+        "`avow knowledge` with its defaults: 64 questions.",
         "benchmarks.commands:knowledge",
         4,
         (
@@ -131,8 +145,8 @@ ALL = (
     Benchmark(
         "lab",
         "From a slider to the screen",
-        "200 moves of a slider on every page of the lab in Chromium, from the browser's event to the end of the frame "
-        "that shows it; and processor time of one preview.",
+        "200 moves of a slider on every page of the lab in Chromium, from the event to the end of the frame that "
+        "shows it; and processor time of one preview.",
         "benchmarks.lab",
         5,
         ("lab; page, slider, p50 ms, p95 ms, largest ms, preview ms",),
@@ -141,9 +155,8 @@ ALL = (
     Benchmark(
         "heads",
         "Certificates on the heads of a trained model",
-        "Four layers of SmolLM2-135M, 8,192 tokens, half precision; every row held to its bound against float64. "
-        "`mask`: the rows at their positions; `causal`: a causal problem as long as the keys, so that the linear path "
-        "runs.",
+        "Four layers of SmolLM2-135M, 8,192 tokens, half precision; the error of every row in float64 against its "
+        "bound. `mask`: rows at their positions; `causal`: a causal problem as long as the keys, by the linear path.",
         "benchmarks.heads",
         8,
         ("heads; method, rows by, rows checked, broken, least bound, worst bound, worst error",),
@@ -153,8 +166,8 @@ ALL = (
     Benchmark(
         "sparse",
         "What trained heads let sparse attention leave out",
-        "128 steps of decoding of every query head of a layer, SmolLM2-135M on 8,192 tokens, four-bit sketches. Bytes "
-        "are those of the sketch and of what is read, beside those of all keys and values in 16 bits.",
+        "128 decoding steps of every query head of a layer, SmolLM2-135M on 8,192 tokens, four-bit sketches. Bytes: "
+        "sketch and tokens read, relative to all keys and values in 16 bits.",
         "benchmarks.sparse",
         8,
         ("sparse; layer, tol, confidence, tokens as tokens %, bytes as bytes %, bound, error",),
@@ -164,7 +177,8 @@ ALL = (
     Benchmark(
         "loop",
         "A long decoding loop",
-        "1,000 steps from a `KeyValueCache`, each with an append, every answer held to its bound against float64.",
+        "1,000 steps from a `KeyValueCache`, each with an append; the error of every answer in float64 against its "
+        "bound.",
         "benchmarks.loop",
         1,
         ("loop; steps, answered by sparse, rows, violations, worst error/bound, overhead as overhead %",),
@@ -173,8 +187,7 @@ ALL = (
     Benchmark(
         "shards",
         "What shards send",
-        "Every way over up to 256 shards in one process, which hand each other real tensors: bytes that left one "
-        "shard, beside the planner's; and how far the answer is from one shard's.",
+        "Each strategy over 256 shards in one process that pass real tensors.",
         "benchmarks.commands:shards",
         2,
         ("shards; shards=256; way, sent, modelled, messages, apart",),
@@ -183,8 +196,8 @@ ALL = (
     Benchmark(
         "fuzz",
         "Certificates on random problems",
-        "Each case is a head with its own q, k and v, of any method, size, mask, type and layout; every row is held to "
-        "its bound. `make fuzz` runs more.",
+        "Each case is a head with its own q, k and v, of any method, size, mask, type and layout; the error of every "
+        "row against its bound. `make fuzz` runs more.",
         "benchmarks.commands:fuzz",
         6,
         ("fuzz; cases, rows, broken, statistical rows, misses",),
@@ -193,8 +206,8 @@ ALL = (
     Benchmark(
         "model",
         "A trained model that decodes",
-        "SmolLM2-135M reads 600 tokens of Python's manual after 7,500, token by token at tol = 1e-2, beside exact "
-        "attention; answers of every third step recomputed in float64.",
+        "SmolLM2-135M reads 600 tokens of Python's manual after 7,500, one at a time at tol = 1e-2, next to exact "
+        "attention; every third step recomputed in float64.",
         "benchmarks.model",
         12,
         (
@@ -207,10 +220,9 @@ ALL = (
     Benchmark(
         "model_speed",
         "What a new token of a trained model costs",
-        "SmolLM2-135M (9 query heads on 3 key heads of 64, 30 layers) behind so many tokens (1,024 of Python's manual, "
-        "again and again), from the caches that `generate()` uses: as it is (SDPA), with `enable(model, tol=1e-2)`, "
-        "and with a plan of `avow profile`. Processor time of all threads, token by token in turns; ratios are medians "
-        "of each round's own.",
+        "SmolLM2-135M (9 query heads on 3 key heads of 64, 30 layers) after a context of Python's manual, from the "
+        "caches that `generate()` uses: with SDPA, with `enable(model, tol=1e-2)`, and with a plan of `avow profile`. "
+        "Processor time of all threads, in alternation; ratios are medians over rounds.",
         "benchmarks.model_speed",
         4,
         (
@@ -223,7 +235,7 @@ ALL = (
         "profile",
         "A trained model, head by head",
         "`avow profile` of SmolLM2-135M on 4,096 tokens of Python's manual at tol = 1e-2 and budget 0.5, then `avow "
-        "verify` of its plan on the 512 after them.",
+        "verify` of its plan on the next 512.",
         "benchmarks.model:profiled",
         6,
         (
@@ -238,16 +250,15 @@ ALL = (
     Benchmark(
         "gpu_calls",
         "A certified step of decoding on a GPU, as it is called",
-        "`KeyValueCache.append` of one token and `attend` at tol = 1e-2: called from Python, and captured in one CUDA "
-        "graph and replayed while the cache grows; beside the fastest exact attention, called and captured the same "
-        "way. 32 query heads over 8 key heads of 128, bfloat16. Every answer is checked first.",
+        "32 query heads on 8 key heads of 128, bfloat16. `captured`: in one CUDA graph, replayed while the cache "
+        "grows; `step`: called from Python. Every output is checked first.",
         "benchmarks.gpu:calls",
         5,
         (
-            "gpu_calls; keys, n, confidence, captured ms, captured exact ms, captured times faster, step ms, exact ms, "
-            "times faster, error, bound, because",
+            "gpu_calls; keys=prose|table|real|sharp|diffuse; keys, n, confidence, captured ms, captured exact ms, "
+            "captured times faster, step ms, exact ms, times faster, error, bound, tokens read as tokens read %",
             "gpu_calls; shape, text, n, captured ms, captured exact ms, captured times faster, step ms, exact ms, "
-            "times faster, error, bound, because",
+            "times faster, error, bound, tokens read as tokens read %",
             "gpu_calls; single steps, text, n, median ms, slowest ms, slowest over median",
         ),
         ("gpu", "heads"),
@@ -255,9 +266,9 @@ ALL = (
     Benchmark(
         "gpu_linear",
         "Kernels of linear attention on a GPU",
-        "Kernel times, not those of `avow.attend`, which also measures norms and makes a certificate: forward passes "
-        "and steps replayed in a CUDA graph, training passes launched from Python, beside flash-linear-attention and "
-        "exact attention timed the same way; bfloat16, 16 heads, 131,072 tokens unless said. Every kernel is compared "
+        "Times of kernels alone: `avow.attend` also computes norms and a certificate. Forward passes and steps are "
+        "replayed in a CUDA graph, training passes launched from Python; flash-linear-attention (fla) and exact "
+        "attention are timed the same way. bfloat16, 16 heads, 131,072 tokens unless stated. Every kernel is compared "
         "with float64 first.",
         "benchmarks.gpu:linear",
         5,
@@ -272,7 +283,8 @@ ALL = (
     Benchmark(
         "gpu_rows",
         "Certificates of the kernels",
-        "Hostile caches on a GPU, rows held to deterministic bounds and to statistical ones at 0.999, against float64.",
+        "Hostile caches on a GPU: errors of rows in float64 against deterministic bounds, and statistical ones at "
+        "0.999.",
         "benchmarks.gpu:rows",
         2,
         ("gpu_rows; deterministic, read again, broken, statistical, sampled, missed",),
@@ -282,7 +294,7 @@ ALL = (
     Benchmark(
         "gpu_training",
         "Pretraining on a GPU",
-        "650 epochs of 2,937 short texts, span corruption, 3.3 million weights, beside the plain loop with padded "
+        "650 epochs of 2,937 short texts, span corruption, 3.3 million weights, next to the plain loop with padded "
         "batches in float32.",
         "benchmarks.training",
         4,
@@ -292,7 +304,7 @@ ALL = (
     Benchmark(
         "gpu_knowledge",
         "The knowledge experiment, real people",
-        "2,000 training questions and 250 to be judged by; bfloat16, batches of 256, 7,000 steps, rotary positions.",
+        "2,000 training and 250 dev questions; bfloat16, batches of 256, 7,000 steps, rotary positions.",
         "benchmarks.gpu:knowledge",
         10,
         (

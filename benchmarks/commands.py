@@ -61,9 +61,20 @@ def _step(kind: str, keys: int, step: dict[str, Any]) -> Row:
         "tolerance": step["tol"],
         "confidence": step["confidence"],
         "answered by": step["method"],
-        "tokens read": float(told[1]) / 100 if (told := re.search(r"([\d.]+)% of", step["because"])) else None,
+        "tokens read": tokens_read(step["because"]),
         "times exact": step["ratio"],
     }
+
+
+def tokens_read(reason: str) -> float | None:
+    """The share of tokens that an answer read, as the reason of its certificate states it.
+
+    >>> tokens_read("10.4% of the tokens were read in full"), tokens_read("all tokens were read"), tokens_read("")
+    (0.104, 1.0, None)
+    """
+    if share := re.search(r"([\d.]+)% of", reason):
+        return round(float(share[1]) / 100, 6)
+    return 1.0 if "all tokens were read" in reason else None
 
 
 def knowledge(options: Options) -> Result:

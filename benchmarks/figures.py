@@ -40,6 +40,11 @@ class Measured:
     seconds: float
     results: list[Result]
 
+    @property
+    def goals(self) -> list[Goal]:
+        """The goals of all its tables."""
+        return [goal for result in self.results for goal in result.goals]
+
     def save(self, folder: Path) -> Path:
         """Put it where `load` finds it, numbers to six digits: more are noise, and would change with every run."""
         path = folder / f"{self.name}.json"

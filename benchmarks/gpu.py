@@ -9,6 +9,7 @@ from pathlib import Path
 
 from avow.bench.results import Result, Row
 from benchmarks.arms import rows as arm_rows
+from benchmarks.commands import tokens_read
 from benchmarks.options import Options
 
 
@@ -16,7 +17,11 @@ def calls(options: Options) -> list[Result]:
     """A certified step by the calls that a user makes, against the fastest exact attention called the same way."""
     from avow.bench import decode as steps
 
-    return steps.run("cuda", (steps.QUICK if options.quick else steps.FULL)["cuda"], options.heads, _tell)
+    results = steps.run("cuda", (steps.QUICK if options.quick else steps.FULL)["cuda"], options.heads, _tell)
+    for row in (row for result in results for row in result.rows):
+        if "because" in row:
+            row["tokens read"] = tokens_read(str(row["because"]))
+    return results
 
 
 def linear(options: Options) -> list[Result]:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from avow.bench.results import Row, Value, shown
+from avow.bench.results import Goal, Row, Value, shown
 from avow.file_io import write
 from benchmarks.catalogue import ALL, Benchmark
 from benchmarks.figures import FOLDER, Measured, NoFigure, answer, everything, table
@@ -75,37 +75,40 @@ def written(value: float, like: str, percent: bool = False) -> str:
 def markdown(rows: list[Row]) -> str:
     """Rows as a table of Markdown: numbers to the right, columns that say nothing left out."""
     head = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
-    right = {name for name in head if all(isinstance(row[name], int | float | None) for row in rows)}
+    right = {name for name in head if all(_aligned_right(row[name]) for row in rows)}
     lines = [head, ["---:" if name in right else "---" for name in head]]
     lines += [[_cell(row[name], name) for name in head] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _aligned_right(value: Value) -> bool:
+    """Numbers and days: the site breaks no line in such columns."""
+    return isinstance(value, int | float | None) or re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None
+
+
 def _cell(value: Value, column: str) -> str:
     if isinstance(value, int) and column not in ("n", "d"):
         return f"{value:,}"
-    return shown(value) if not isinstance(value, str) else value.replace("|", "\\|")
+    # Sizes such as 2 × 16 stay on one line.
+    return shown(value) if not isinstance(value, str) else value.replace("|", "\\|").replace(" × ", "\u00a0×\u00a0")
 
 
 def numbers(known: Mapping[str, Measured]) -> str:
-    """The page of all that was measured: what was missed first, then a section for each benchmark."""
+    """The page of all that was measured: how many goals were met, then a section for each benchmark."""
     there = [one for one in ALL if one.name in known]
-    goals = [goal for one in there for result in known[one.name].results for goal in result.goals]
-    missed = [goal for goal in goals if not goal.met]
+    goals = [goal for one in there for goal in known[one.name].goals]
     head = [
         "# Numbers",
-        "Every figure in these pages comes from here: from files that commands wrote, with the machine and the day. "
-        "Times stand beside those of a peer taken in the same run; answers are checked first, and what fails has no "
-        "speed. The machine may have had other work, and each section says how much. This page is written by a "
-        "command, not by hand:",
+        "Every figure on these pages, with its command, machine and day. Times are next to those of another "
+        "implementation measured in the same run. Outputs are checked first; one that fails has no time. Load averages "
+        "show what else the machine did. Two commands write this page:",
         # The tests run every command of a page, or ask why not.
         "<!-- not run here: it measures for long; tests/test_figures.py runs both small -->\n"
         "```text\npython -m benchmarks.run --heads DIR --corpus DIR\npython -m benchmarks.page\n```",
-        "`make bench` does both for what needs no more than a CPU. The files are in docs/figures, every row of every "
-        "table in them, also those that this page leaves out.",
+        "`make bench` runs both for what a CPU can measure. The files in docs/figures have every row, also those that "
+        "are left out here.",
+        f"{sum(goal.met for goal in goals)} of {len(goals)} goals were met. Each section lists those it missed.",
         markdown([_overview(one, known[one.name]) for one in there]),
-        f"{len(goals) - len(missed)} of {len(goals)} goals were met."
-        + ("" if not missed else " What falls short:\n\n" + "\n".join(f"- {x.aim}: found {x.found}" for x in missed)),
     ]
     return "\n\n".join([*head, *(section(one, known) for one in there)]) + "\n"
 
@@ -113,10 +116,16 @@ def numbers(known: Mapping[str, Measured]) -> str:
 def _overview(benchmark: Benchmark, measured: Measured) -> Row:
     return {
         "what": f"[{benchmark.title}](#{anchor(benchmark.title)})",
-        "on": measured.machine.partition(",")[0],
+        "on": re.sub(r"\(R\)| Processor @.*", "", measured.machine.partition(",")[0]),
         "day": measured.date,
         "seconds": round(measured.seconds) or None,
+        "goals met": _met(measured.goals),
     }
+
+
+def _met(goals: list[Goal]) -> str:
+    """How many goals were met; empty if there was none."""
+    return f"{sum(goal.met for goal in goals)} of {len(goals)}" if goals else ""
 
 
 def anchor(title: str) -> str:
@@ -132,11 +141,8 @@ def section(benchmark: Benchmark, known: Mapping[str, Measured]) -> str:
     """One benchmark: what it is, its command, machine and day, its goals, and what of its tables a reader needs."""
     measured = known[benchmark.name]
     remarks = [remark for result in measured.results for remark in result.remarks]
-    aims = [goal for result in measured.results for goal in result.goals]
-    goals = [f"- {goal}" for goal in aims if not goal.met]
-    if aims:
-        goals.append(f"- {len(aims) - len(goals)} of {len(aims)} goals met")
-    failures = [f"- FAILED: {failure}" for result in measured.results for failure in result.failures]
+    faults = [f"- {goal}" for goal in measured.goals if not goal.met]
+    faults += [f"- FAILED: {failure}" for result in measured.results for failure in result.failures]
     # Parts of the table that this run could not fill, a peer that was not installed, say, are left out.
     tables = []
     for question in benchmark.shown:
@@ -146,9 +152,20 @@ def section(benchmark: Benchmark, known: Mapping[str, Measured]) -> str:
             continue
     busy = next((result.conditions for result in measured.results if result.conditions), "")
     took = f"; {measured.seconds:.0f} s" if measured.seconds else ""
-    told = f"`{measured.command}`, {measured.date}, {measured.machine}{took}. {busy}"
-    parts = [f"## {benchmark.title}", benchmark.words, told, "\n".join(goals + failures), *tables, " ".join(remarks)]
+    source = f"`{measured.command}`, {measured.date}, {measured.machine}{took}. {busy}"
+    met = f" Goals met: {_met(measured.goals)}." if measured.goals else ""
+    notes = " ".join(_sentence(remark) for remark in remarks)
+    parts = [f"## {benchmark.title}", benchmark.words, source.rstrip() + met, "\n".join(faults), *tables, notes]
     return "\n\n".join(part for part in parts if part)
+
+
+def _sentence(remark: str) -> str:
+    """A remark with a capital letter and a full stop, so that another may follow.
+
+    >>> _sentence("last loss 0.45")
+    'Last loss 0.45.'
+    """
+    return f"{remark[:1].upper()}{remark[1:].removesuffix('.')}."
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -75,7 +75,7 @@ def measured(benchmark: Benchmark, options: Options) -> Measured:
     before, start = os.getloadavg()[0], time.monotonic()
     results = benchmark.measure(options)
     seconds = time.monotonic() - start
-    busy = f"Processes that wanted the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} at the end."
+    busy = f"Load average {before:.1f} before, {os.getloadavg()[0]:.1f} after."
     return Measured(
         benchmark.name,
         benchmark.command,

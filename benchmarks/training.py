@@ -21,7 +21,8 @@ from avow.bench.clock import machine
 from avow.bench.results import Goal, Result, Row
 from avow.training import Progress, TrainConfig, read_config, train
 from avow.training.distributed import Ranks
-from avow.training.loop import Trainer, peak_rate, summed_loss
+from avow.training.evaluation import summed_loss
+from avow.training.loop import Trainer, peak_rate
 from benchmarks.options import Options
 
 # Of bfloat16's rounding, in the gradient of a whole step, relative to its length.
@@ -47,8 +48,10 @@ class Plain(NamedTuple):
 
 def configuration(corpus: str, epochs: int, device: str, *more: str) -> TrainConfig:
     """The classic pretraining: 4 layers, 8 heads, width 256, block 128, 128 documents a step."""
-    common = (f"data.corpus={corpus}", f"schedule.epochs={epochs}", "run.save_every=1000000", f"run.device={device}")
-    return read_config(None, [*common, "schedule.warmup=20", *more])
+    common = (f"data.sources={corpus}", f"schedule.epochs={epochs}", "run.save_every=1000000", f"run.device={device}")
+    # One example of span corruption for each document, from its start.
+    task = ("data.task=mixture", *(f"mixture.{name}=0" for name in ("language", "cloze", "questions", "after_name")))
+    return read_config(None, [*common, *task, "data.held_out=0", "schedule.warmup=20", *more])
 
 
 def plain(config: TrainConfig, folder: Path, steps: int) -> tuple[Plain, list[Tensor]]:
@@ -67,7 +70,7 @@ def plain(config: TrainConfig, folder: Path, steps: int) -> tuple[Plain, list[Te
         loss = summed_loss(model(ids.to(device)), targets.to(device)) / step.targets
         loss.backward()
         first = first or [_gradient(p).clone() for p in model.parameters()]
-        nn.utils.clip_grad_norm_(model.parameters(), config.optimiser.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip)
         trainer.optimiser.step()
         trainer.schedule.step()
         losses += loss.detach()

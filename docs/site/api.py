@@ -1,14 +1,24 @@
-"""Pages of the public names, from their signatures and docstrings."""
+"""Pages of the public names, from their signatures and docstrings (the layout is that of `avow.core.docstring`).
+
+What a parameter means is taken from the docstring, or for a field of a dataclass from the help it was declared with or
+from the text below it. A parameter that nothing is said of is a fault.
+"""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import enum
 import importlib
 import inspect
+import itertools
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
+
+from avow.core.docstring import Docstring, parse
 
 # What people import from, in the order in which they meet it.
 MODULES = (
@@ -23,6 +33,8 @@ MODULES = (
     "avow.core",
     "avow.errors",
 )
+# Of these, functions alone have to say what each parameter is: classes are what functions return.
+OF_FUNCTIONS = ("avow.theory.constructions", "avow.theory.claims", "avow.training")
 # Signatures longer than this have one parameter to a line.
 _WIDE = 88
 
@@ -56,14 +68,16 @@ def module_page(name: str) -> tuple[str, list[str]]:
     module = importlib.import_module(name)
     offered = public(module)
     parts, faults = [f"# {name}", markdown_of(module.__doc__ or "")], []
-    parts.append(" · ".join(f"[{item}](#{item.lower()})" for item in offered))
+    parts.append(" · ".join(f"[{item}](#{anchor})" for item, anchor in anchors(name).items()))
     for item, thing in offered.items():
-        text = described(thing)
-        if not text:
-            faults.append(f"{name}.{item}: has no docstring")
-        parts += [f"## {item}", _signature(item, thing), markdown_of(text)]
+        found = faults_of(item, thing)
+        if name in OF_FUNCTIONS and not inspect.isfunction(thing):
+            found = [] if described(thing) else [f"{item}: has no docstring"]
+        faults += [f"{name}.{fault}" for fault in found]
+        parts += [f"## {item}", *_described(item, thing)]
         if inspect.isclass(thing):
-            parts += _members(thing)
+            for member, plain in members(thing).items():
+                parts += [f"### {item}.{member}", *_described(f"{item}.{member}", plain)]
     return "\n\n".join(part for part in parts if part) + "\n", faults
 
 
@@ -75,30 +89,117 @@ def described(thing: Any) -> str:
     return "" if text.startswith(f"{getattr(thing, '__name__', '')}(") else text
 
 
-def _members(kind: type) -> Iterator[str]:
-    """Methods and properties of a class that someone described, each under its name."""
-    for name, thing in vars(kind).items():
-        plain = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
-        if name.startswith("_") or not (inspect.isfunction(plain) or isinstance(plain, property)):
+def faults_of(name: str, thing: Any) -> list[str]:
+    """What a public name's docstring, and those of its members, leave unsaid or say of what does not exist."""
+    if not described(thing):
+        return [f"{name}: has no docstring"]
+    said, known = meanings(thing), [p.name for p in parameters(thing)]
+    found = [f"{name}: does not say what {one} is" for one in known if one not in said]
+    wrong = [one for one in parse(described(thing)).args if one not in known]
+    found += [f"{name}: speaks of {one}, which is not a parameter" for one in wrong]
+    if inspect.isclass(thing):
+        for member, plain in members(thing).items():
+            found += [] if isinstance(plain, property) else faults_of(f"{name}.{member}", plain)
+    return found
+
+
+def meanings(thing: Any) -> dict[str, str]:
+    """What is said of each parameter, or of each field of a class."""
+    said: dict[str, str] = {}
+    for owner in reversed(inspect.getmro(thing)) if inspect.isclass(thing) else ():
+        if owner.__module__.partition(".")[0] in ("builtins", "torch", "transformers", "abc", "typing", "enum"):
             continue
-        text = inspect.cleandoc(plain.__doc__ or "")
-        if text:
-            signature = _signature(f"{kind.__name__}.{name}", plain) if inspect.isfunction(plain) else ""
-            yield "\n\n".join(part for part in (f"### {kind.__name__}.{name}", signature, markdown_of(text)) if part)
+        fields = dataclasses.fields(owner) if dataclasses.is_dataclass(owner) else ()
+        said |= _texts_below(owner) | {x.name: x.metadata["help"] for x in fields if "help" in x.metadata}
+        said |= parse(owner.__doc__).described
+    return said | parse(described(thing)).described
+
+
+def _texts_below(kind: type) -> dict[str, str]:
+    """The text below each field of a class."""
+    try:
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError):
+        return {}
+    assert isinstance(body, ast.ClassDef)
+    said = {}
+    for field, text in itertools.pairwise(body.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                said[name] = " ".join(words.split())
+    return said
+
+
+def parameters(thing: Any) -> list[inspect.Parameter]:
+    """What a function takes, or what a class is made of; nothing for errors and enumerations, which are all alike."""
+    if inspect.isclass(thing) and issubclass(thing, Exception | enum.Enum):
+        return []
+    try:
+        found = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p for p in found if p.name not in ("self", "cls")]
+
+
+def members(kind: type) -> dict[str, Any]:
+    """Methods and properties of a class that it or a class of avow above it has and somebody described."""
+    found: dict[str, Any] = {}
+    for owner in reversed(inspect.getmro(kind)):
+        if owner is not kind and not owner.__module__.startswith("avow."):
+            continue
+        for name, thing in vars(owner).items():
+            plain = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
+            if name.startswith("_") or not (inspect.isfunction(plain) or isinstance(plain, property)):
+                continue
+            # Another library's functions are described by that library.
+            own = isinstance(plain, property) or inspect.unwrap(plain).__module__ == owner.__module__
+            if plain.__doc__ and own:
+                found[name] = plain
+    return found
+
+
+def _described(name: str, thing: Any) -> list[str]:
+    """Signature, prose, parameters, what comes back, what is raised, examples."""
+    said = parse(described(thing))
+    parts = [] if isinstance(thing, property) else [_signature(name, thing)]
+    parts += [markdown_of(said.text), _table(thing, said)]
+    if said.returns:
+        parts.append(f"**Returns** {markdown_of(said.returns)}")
+    if said.raises:
+        parts.append(
+            "**Raises**\n\n" + "\n".join(f"- `{kind}`: {markdown_of(why)}" for kind, why in said.raises.items())
+        )
+    return [*parts, markdown_of(said.examples)]
+
+
+def _table(thing: Any, said: Docstring) -> str:
+    """The parameters, one to a row: name, type, default, meaning."""
+    known = [] if isinstance(thing, property) else parameters(thing)
+    meaning = meanings(thing)
+    if not meaning or not known:
+        return ""
+    rows = [
+        "| attribute | type | default | meaning |" if said.attributes else "| parameter | type | default | meaning |"
+    ]
+    rows.append("|---|---|---|---|")
+    for p in known:
+        kind = _annotation("", p.annotation)
+        default = "" if p.default is p.empty else f"`{_default(p.default)}`"
+        cells = [f"`{p.name}`", f"`{kind}`" if kind else "", default, markdown_of(meaning.get(p.name, ""))]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
 
 
 def _signature(name: str, thing: Callable[..., Any]) -> str:
     """A name with its parameters as one would write them, in one line or one to a line."""
-    if inspect.isclass(thing) and issubclass(thing, Exception):
+    if inspect.isclass(thing) and issubclass(thing, Exception | enum.Enum):
         return ""  # all errors are made alike, and not by users
     try:
         found = inspect.signature(thing)
     except (TypeError, ValueError):
         return ""
     words, starred = [], False
-    for p in found.parameters.values():
-        if p.name in ("self", "cls"):
-            continue
+    for p in parameters(thing):
         if p.kind is p.KEYWORD_ONLY and not starred:
             words.append("*")
         starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
@@ -139,6 +240,10 @@ def _displayed(found: re.Match[str]) -> str:
     return f"$$\n{' '.join(lines)}\n$$\n"
 
 
-def names_of(module: str) -> list[str]:
-    """The public names of a module, by its name."""
-    return list(public(importlib.import_module(module)))
+def anchors(module: str) -> dict[str, str]:
+    """Where on the page of a module each public name stands; of two that differ in capitals, the second is numbered."""
+    found: dict[str, str] = {}
+    for name in public(importlib.import_module(module)):
+        before = sum(other.lower() == name.lower() for other in found)
+        found[name] = name.lower() + (f"-{before}" if before else "")
+    return found

@@ -82,8 +82,8 @@ def _names(modules: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for module in modules:
         found[module] = f"api/{module}.html"
-        for name in api.names_of(module):
-            found[f"{module}.{name}"] = f"api/{module}.html#{name.lower()}"
+        for name, anchor in api.anchors(module).items():
+            found[f"{module}.{name}"] = f"api/{module}.html#{anchor}"
     return found
 
 

@@ -30,6 +30,7 @@ main h3 { margin: 1.8rem 0 .4rem; font-size: 1rem; }
 main p, main li { max-width: 46rem; } main p:has(img) { max-width: none; }
 main p { margin: .7rem 0; } main li { margin: .25rem 0; }
 main pre { margin: .9rem 0; font-size: .8rem; }
+main pre + pre.text { margin-top: -.4rem; background: none; border-left: 3px solid var(--line); border-radius: 0; }
 main .scroll { margin: .9rem 0; }
 main th, main td { text-align: left; white-space: normal; vertical-align: baseline; }
 main td:first-child:not(:last-child) { min-width: 6rem; }

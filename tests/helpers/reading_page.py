@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import resources
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,11 +13,14 @@ import jinja2
 
 from avow.lab.page import templates
 from avow.lab.security import HEADERS
-from avow.lab.server import static_files
 from tests.helpers.readings import script
 
 ADDRESS = "http://127.0.0.1:9/"
 TYPES = {"js": "text/javascript", "css": "text/css"}
+FOLDERS = (resources.files("avow.lab") / "static", resources.files("avow.report"))
+STATIC = {
+    file.name: file.read_text() for folder in FOLDERS for file in folder.iterdir() if file.name.endswith(tuple(TYPES))
+}
 
 
 def html(stories: dict[str, dict[str, Any]], static: bool = False) -> str:
@@ -26,7 +30,7 @@ def html(stories: dict[str, dict[str, Any]], static: bool = False) -> str:
     # What the layout of the lab takes besides is not this page's.
     lenient = templates().overlay(undefined=jinja2.ChainableUndefined)
     written = lenient.get_template("reading.html").render(
-        page=page, pages=[page], token="a-token", static=static_files(), stories=listed
+        page=page, pages=[page], token="a-token", static=STATIC, stories=listed
     )
     return written.replace("<body", "<body data-static", 1) if static else written
 
@@ -56,7 +60,7 @@ class ReadingPage:
         path = urlsplit(route.request.url).path.strip("/")
         folder, _, name = path.rpartition("/")
         if folder == "static":
-            route.fulfill(body=static_files()[name], content_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+            route.fulfill(body=STATIC[name], content_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
         elif folder == "stories":
             story = name.removesuffix(".js")
             route.fulfill(body=script(story, self._stories[story]), content_type=TYPES["js"], headers=HEADERS)

@@ -99,6 +99,7 @@ function layText() {
     span.classList.toggle("written", t >= reading.prompt);
     if (canAsk(t)) Object.assign(span, {role: "button", tabIndex: -1}).classList.add("asks");
   });
+  text.classList.toggle("live", !!reading.live);
   text.classList.toggle("code", /\n {2}/.test(reading.words.join("")));
 }
 const canAsk = t => reading.live ? t > 0 : reading.asked.has(t);
@@ -141,10 +142,11 @@ function fact(t) {
 
 /** The line below the text: about the word under the pointer or with the focus, else what the colours mean. */
 function drawFact() {
-  const mark = (look, words) => element("span", {}, element("i", {className: look}), ` ${words}`);
-  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : lit() === null
-    ? [mark("lamp", "read by more heads"), mark("gone", "needed by no head"), mark("asks", "can ask: click it")]
-    : [mark("lamp", "more weight"), mark("gone", "proved not needed by this head"), mark("asks", "can ask: click it")]);
+  const mark = (look, words) => element("span", {}, element("i", {className: look}), ` ${words}`), all = lit() === null;
+  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [
+    mark("lamp", all ? "read by more heads" : "more weight"),
+    mark("gone", all ? "needed by no head" : "proved not needed by this head"),
+    reading.live ? "every word can ask: click it" : mark("asks", "can ask: click it")]);
 }
 
 let pointed = null;

@@ -30,7 +30,8 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.lab import security
 from avow.lab.page import MISTAKE, PACKAGE, all_pages, error_body, json_bytes
-from avow.lab.server import bound, render, static_files
+from avow.lab.rendering import render, static_files
+from avow.lab.server import bound
 from avow.lab.uploads import FileStore, tensors_of
 from avow.theory.claims.claim import as_json
 from tests.helpers.lab import TOKEN, Answered, Lab, running

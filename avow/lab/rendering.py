@@ -79,8 +79,9 @@ def render(
     }
     alone = exported and page is not None and page.static is None
     if exported:
-        own = [] if page is None or alone else [f"{page.name}.js"]
-        given |= {"style": _style, "bundle": Markup(bundle(static_files(), ["share.js", *own])), "data": _data(page)}
+        scripts = ["share.js", *([f"{page.name}.js"] if page is not None and not alone else [])]
+        script = bundle(static_files(), [name for name in scripts if name in static_files()])
+        given |= {"style": _style, "bundle": Markup(script), "data": _data(page)}
     # A page without a template of its own has no picture.
     template = templates(package).select_template(["needs_python.html"] if alone else [f"{name}.html", "page.html"])
     return template.render(given)

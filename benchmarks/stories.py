@@ -23,7 +23,7 @@ from avow.lab.reading_data import plain_reading
 
 WRITTEN = 5
 """Words that the model writes on."""
-HEADS = {"induction": (18, 6), "resting": (18, 3), "wide": (2, 1)}
+HEADS = {"induction": (18, 6), "resting": (18, 3), "wide": (2, 3)}
 """Heads of the first story, by what they do: layer and head."""
 
 

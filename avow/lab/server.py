@@ -31,7 +31,7 @@ _PROOFS_AT_A_TIME = 2
 # Answers that a page lets the server keep; the oldest goes first.
 _MOST_CACHED = 256
 # The reports' style is the lab's too.
-_SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
+_SHARED = ("style.css", "article.css", "paper.css", "chart.js", "paper.js")
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 
@@ -114,13 +114,6 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
             raise HTTPException(404)
         kind, headers = _TYPES[Path(name).suffix], {"cache-control": "no-cache"}
         return Response(static_files()[name], media_type=kind, headers=headers)
-
-    @app.get("/plotly.js", include_in_schema=False)
-    async def plotly() -> Response:
-        from plotly.offline import get_plotlyjs
-
-        headers = {"cache-control": "private, max-age=86400"}
-        return Response(get_plotlyjs(), media_type=_TYPES[".js"], headers=headers)
 
     def add(page: Page) -> None:
         @app.get(f"/{page.name}", response_class=HTMLResponse)

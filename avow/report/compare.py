@@ -159,12 +159,12 @@ def _xy(points: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 def _hover(row: Row, m: Measured) -> str:
     error, memory = formatting.error, formatting.memory(m.peak_bytes)
-    lines = [f"<b>{row.method.label}</b>", f"{formatting.ratio(m.ratio)} of exact's time", f"{memory} at the peak"]
+    lines = [row.method.label, f"{formatting.ratio(m.ratio)} of exact's time", f"{memory} at the peak"]
     if row.own_mechanism:
-        return "<br>".join([*lines, f"{error(m.to_softmax)} from softmax attention: it is another mechanism"])
+        return "\n".join([*lines, f"{error(m.to_softmax)} from softmax attention: it is another mechanism"])
     own = f"{error(m.relative_error)} measured, {error(m.relative_bound)} proved"
     promise = f"{error(m.error)} measured, {error(m.bound)} proved ({m.kind})"
-    return "<br>".join([*lines, promise, f"of the answer's length: {own}"])
+    return "\n".join([*lines, promise, f"of the answer's length: {own}"])
 
 
 def _growth(comparison: Comparison, field: str, title: str, unit: float = 1.0) -> Plot:

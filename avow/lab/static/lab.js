@@ -1,13 +1,11 @@
 // What every page shares: controls ↔ address ↔ requests. Previews follow every move, the last one wins; when nothing
 // has moved for a moment, the verdict is asked for. Nothing is computed here but where things stand on the screen.
-import {followed, remember} from "./moved.js";
-import {themed} from "./themed.js";
+import {draw} from "./chart.js";
 
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]").content;
 const at = id => document.getElementById(id);
-const CALM = 90, QUICK = 35, SETTLED = 220, RESTED = 400;
-const CONFIG = {responsive: true, displayModeBar: false};
+const SETTLED = 220;
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
 const figures = new Map();
@@ -29,7 +27,6 @@ export function start(drawing) {
     history.pushState(null, "", address());
   }));
   at("file")?.addEventListener("change", upload);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach((_, id) => paint(id)));
   become(fromAddress());
 }
 
@@ -106,6 +103,7 @@ async function previews() {
     awake = true;
     take(answer);
     own.preview?.(answer);
+    drawFigures(answer);
     // What was drawn is on the screen when the frame it belongs to is over.
     requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start, end: performance.now()})));
   }
@@ -130,6 +128,7 @@ async function prove() {
   const {tone, word, says, steps} = answer.verdict;
   mark(tone, word, says, steps);
   own.verdict?.(answer);
+  drawFigures(answer);
 }
 
 /** What the lab says to a request: an answer or an error; neither where it was given up. */
@@ -196,53 +195,18 @@ function take(answer) {
   for (const [name, number] of Object.entries(answer.shown ?? {})) if (!(name in state)) controls.get(name)?.write(number);
   if (answer.facts) at("facts").replaceChildren(...answer.facts.flatMap(({label, value, about}) => [
     element("dt", {}, label), element("dd", {}, value, ...(about ? [element("small", {}, about)] : []))]));
-  spent = 0;
-  for (const [id, {data, layout}] of Object.entries(answer.figures ?? {})) {
-    const before = figures.get(id)?.data, known = before?.length === data.length;
-    const whole = data.map((trace, i) => trace ?? (known && before[i]));
-    if (!whole.every(Boolean)) continue; // what is not known yet comes with the verdict
-    figures.set(id, {data: whole, layout});
-    draw(id);
+}
+
+/** Draw figures in the places that the page has for them by now. */
+function drawFigures(answer) {
+  for (const [id, figure] of Object.entries(answer.figures ?? {})) {
+    const before = figures.get(id)?.traces, known = before?.length === figure.traces.length;
+    const traces = figure.traces.map((trace, i) => trace ?? (known && before[i]));
+    if (!at(id) || !traces.every(Boolean)) continue; // what is not known yet comes with the verdict
+    figures.set(id, {...figure, traces});
+    draw(at(id), figures.get(id));
   }
 }
-
-let loading = null;
-const plotly = () => loading ??= new Promise((done, failed) => {
-  const script = element("script", {src: "/plotly.js"});
-  script.onload = done;
-  script.onerror = failed;
-  document.head.append(script);
-});
-
-// What is drawn follows every move in place. Figures that plotly must draw do so in their order, as long as they are
-// quickly drawn, all together; the others wait until nothing has moved for a moment.
-const waiting = new Map(), took = new Map();
-let spent = 0;
-function draw(id) {
-  clearTimeout(waiting.get(id));
-  const {data, layout} = figures.get(id), cost = took.get(id) ?? Infinity;
-  const calm = followed(at(id), data, layout) ? RESTED : spent + cost > QUICK ? CALM : 0;
-  if (calm) { waiting.set(id, setTimeout(() => paint(id), calm)); return; }
-  spent += cost;
-  paint(id);
-}
-
-async function paint(id, size = {}) {
-  await plotly();
-  const place = at(id), {data, layout} = figures.get(id), look = {...themed(layout), ...size}, words = JSON.stringify([data, look]);
-  if (!place || (place.words === words && !place.drawn?.stale)) return;
-  const since = performance.now();
-  place.words = words;
-  Plotly.react(id, data, look, CONFIG);
-  remember(place, data, layout);
-  took.set(id, performance.measure("avow:figure", {start: since}).duration);
-}
-
-// Figures follow the width of a window by themselves, but not that of paper.
-const there = () => [...figures.keys()].filter(id => at(id));
-addEventListener("beforeprint", () => there().forEach(id =>
-  paint(id, {width: at(id).clientWidth, height: at(id).clientHeight})));
-addEventListener("afterprint", () => there().forEach(async id => { await paint(id); Plotly.Plots.resize(id); }));
 
 /** An element with attributes and children. */
 export function element(name, attributes, ...children) {

@@ -1,0 +1,447 @@
+// Charts as SVG, from the plain descriptions that avow/report/charts.py writes: lines, points, bars, and maps of cells.
+// Colours are the page's custom properties, so that light, dark and paper need no redrawing. Nothing is imported: the lab
+// loads this file as a module, and a report has it in line.
+
+const FONT = 13, NEAR = 40, LOOSE = 1e5; // letters, how far the pointer finds a point, what no screen shows: in pixels
+const DASHES = ["", "6 3", "1.5 3", "6 3 1.5 3", "10 3"];
+const PAGE = {ink: "var(--ink)", soft: "var(--soft)", line: "var(--line)", page: "var(--page)"};
+const FILE = {ink: "#1c2128", soft: "#59636e", line: "#d8dde3", page: "#ffffff"};
+// From pale to strong on white and on black alike.
+const SHADES = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
+
+/** Draw a figure in an element, or draw it again with other numbers: the focus and hidden series stay. */
+export function draw(element, figure) {
+  let state = states.get(element);
+  if (!state || !element.contains(state.svg)) states.set(element, state = mounted(element));
+  if (JSON.stringify(figure) === state.drawn) return;
+  Object.assign(state, {figure, drawn: JSON.stringify(figure)});
+  writeKeys(state);
+  paint(state);
+}
+
+/** Where values stand in a drawn figure: `x.at(value)` and `y.at(value)` in pixels of its svg, `x.back(pixel)` as values. */
+export const frame = element => states.get(element)?.frame;
+
+/** A figure as a document of its own, in the colours of white paper, with its title and its legend. */
+export function svgText(figure, width = 900, height = 520) {
+  const entries = legend(figure), rows = [[]];
+  let across = 12;
+  for (const entry of entries) {
+    const wide = 34 + widthOf(entry.name);
+    if (across + wide > width && rows.at(-1).length) { rows.push([]); across = 12; }
+    rows.at(-1).push({...entry, x: across});
+    across += wide;
+  }
+  const above = (figure.title ? 26 : 6) + (entries.length ? rows.length * 20 : 0);
+  const title = figure.title ? text(figure.title, 12, 22, FILE.ink, 'font-weight="650" font-size="15"') : "";
+  const keys = rows.flatMap((row, i) => row.map(({x, name, trace}) => {
+    const y = above - 20 * (rows.length - i) + 14;
+    return `<g transform="translate(${x} ${y - 10})">${sample(trace, FILE)}</g>${text(name, x + 28, y, FILE.ink)}`;
+  })).join("");
+  const {body} = composed(figure, width, height - above, FILE, new Set());
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
+    `font-family="system-ui, sans-serif" font-size="${FONT}"><title>${escaped(nameOf(figure))}</title>` +
+    `<rect width="100%" height="100%" fill="${FILE.page}"/>${title}${keys}<g transform="translate(0 ${above})">${body}</g></svg>`;
+}
+
+/** Save what an element shows as an SVG file of this name. */
+export function savePicture(element, name) {
+  const url = URL.createObjectURL(new Blob([svgText(states.get(element).figure)], {type: "image/svg+xml"}));
+  Object.assign(document.createElement("a"), {href: url, download: `${name}.svg`}).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+// ---- in a page
+
+const states = new WeakMap();
+const sizes = new ResizeObserver(all => all.forEach(({target, contentRect: {width, height}}) => {
+  const state = states.get(target.parentElement);
+  if (state && (state.width !== width || state.height !== height)) paint(Object.assign(state, {width, height}));
+}));
+// Paper is measured before the observer can tell.
+for (const moment of ["beforeprint", "afterprint"]) addEventListener(moment, () => {
+  for (const element of document.querySelectorAll(".figure")) {
+    const state = states.get(element);
+    if (state) paint(Object.assign(state, measured(state.svg)));
+  }
+});
+
+const measured = svg => ({width: svg.clientWidth, height: svg.clientHeight});
+
+function mounted(element) {
+  const id = element.id || `figure-${Math.random().toString(36).slice(2)}`;
+  element.innerHTML = `<div class="keys" role="group" aria-label="Series"></div><svg role="application" tabindex="0"
+    aria-roledescription="chart" aria-describedby="${id}-about" font-size="${FONT}"><g aria-hidden="true"></g></svg>
+    <p class="about" id="${id}-about"></p><output class="tip" hidden></output>`;
+  const [keys, svg, about, tip] = element.children;
+  const state = {keys, svg, about, tip, hidden: new Set(), listed: "", at: null, ...measured(svg)};
+  const point = event => {
+    const {left, top} = svg.getBoundingClientRect();
+    show(state, nearest(state.spots, event.clientX - left, event.clientY - top));
+  };
+  svg.addEventListener("pointermove", point);
+  svg.addEventListener("pointerdown", point);
+  svg.addEventListener("pointerleave", () => show(state, null));
+  svg.addEventListener("blur", () => show(state, null));
+  svg.addEventListener("keydown", event => {
+    if (event.key === "Escape") show(state, null);
+    const step = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]}[event.key];
+    if (!step || !state.spots.length) return;
+    event.preventDefault();
+    show(state, next(state.spots, state.at, ...step));
+  });
+  keys.addEventListener("click", event => {
+    const name = event.target.closest("button")?.dataset.series;
+    if (name === undefined) return;
+    if (!state.hidden.delete(name)) state.hidden.add(name);
+    event.target.closest("button").setAttribute("aria-pressed", !state.hidden.has(name));
+    paint(state);
+  });
+  sizes.observe(svg);
+  return state;
+}
+
+function writeKeys(state) {
+  const entries = legend(state.figure), listed = JSON.stringify(entries.map(({name, trace}) => [name, {...trace, x: 0, y: 0, hover: 0}]));
+  if (listed === state.listed) return;
+  state.listed = listed;
+  state.keys.hidden = !entries.length;
+  state.keys.innerHTML = entries.map(({name, trace}) => `<button type="button" data-series="${escaped(name)}"
+    aria-pressed="${!state.hidden.has(name)}"><svg width="24" height="12" aria-hidden="true">${sample(trace, PAGE)}</svg>${escaped(name)}</button>`).join("");
+}
+
+function paint(state) {
+  const {svg, figure, width, height} = state;
+  if (!figure || !(width > 0) || !(height > 0)) return; // it is drawn as soon as there is room for it
+  const since = performance.now(), {body, spots, frame} = composed(figure, width, height, PAGE, state.hidden);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("aria-label", nameOf(figure));
+  svg.firstElementChild.innerHTML = body;
+  state.about.textContent = alternative(figure);
+  Object.assign(state, {spots, frame});
+  show(state, state.at && spots.find(({series, i}) => series === state.at.series && i === state.at.i));
+  performance.measure("avow:figure", {start: since});
+}
+
+/** Say what stands at a spot, and mark it; without one, neither. */
+function show(state, spot) {
+  const {svg, tip} = state;
+  state.at = spot ?? null;
+  svg.querySelector(".here")?.remove();
+  tip.hidden = !spot;
+  if (!spot) return;
+  const [box] = [spot.box ?? [spot.x - spot.r, spot.y - spot.r, 2 * spot.r, 2 * spot.r]], round = spot.box ? 2 : spot.r;
+  svg.firstElementChild.insertAdjacentHTML("beforeend", `<rect class="here" x="${box[0]}" y="${box[1]}" width="${box[2]}"
+    height="${box[3]}" rx="${round}" fill="none" stroke="${PAGE.ink}" stroke-width="1.5"/>`);
+  tip.textContent = spot.says();
+  tip.classList.toggle("titled", tip.textContent.includes("\n"));
+  const x = spot.x + svg.clientLeft, y = spot.y + svg.offsetTop || spot.y + state.keys.offsetHeight;
+  const right = x + 14 + tip.offsetWidth > state.width;
+  tip.style.left = `${Math.max(0, right ? x - 14 - tip.offsetWidth : x + 14)}px`;
+  tip.style.top = `${Math.max(0, y - tip.offsetHeight / 2)}px`;
+}
+
+function nearest(spots, x, y) {
+  let best = null, least = NEAR;
+  for (const spot of spots) {
+    const inside = spot.box && x >= spot.box[0] && x <= spot.box[0] + spot.box[2] && y >= spot.box[1] && y <= spot.box[1] + spot.box[3];
+    const far = inside ? 0 : spot.box ? Infinity : Math.hypot(spot.x - x, spot.y - y);
+    if (far < least) [best, least] = [spot, far];
+  }
+  return best;
+}
+
+/** The next point of the series, or the nearest one of the next series; the first where none was shown. */
+function next(spots, at, along, across) {
+  if (!at) return spots[0];
+  if (along) return spots.filter(({series}) => series === at.series).find(({i}) => i === at.i + along) ?? at;
+  const all = [...new Set(spots.map(({series}) => series))], series = all[all.indexOf(at.series) + across];
+  const there = spots.filter(spot => spot.series === series);
+  return there.reduce((best, spot) => Math.abs(spot.x - at.x) < Math.abs(best.x - at.x) ? spot : best, there[0]) ?? at;
+}
+
+// ---- words
+
+const escaped = words => String(words).replace(/[&<>"]/g, mark => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[mark]);
+const raised = number => String(number).replace(/[-\d]/g, mark => "⁰¹²³⁴⁵⁶⁷⁸⁹"[mark] ?? "⁻");
+
+/** A number as a reader wants it: few digits, thousands apart, powers of ten where it is very small or large. */
+function plain(number, digits = 6) {
+  const size = Math.abs(number);
+  if (size === 0 || (size >= 1e-3 && size < 1e6)) {
+    return number.toLocaleString("en", {maximumSignificantDigits: digits}).replace("-", "−");
+  }
+  const [front, power] = number.toExponential(Math.min(digits, 3) - 1).split("e");
+  const factor = Number(front) === 1 ? "" : `${Number(front)}×`.replace("-", "−");
+  return `${factor}10${raised(Number(power))}`;
+}
+
+function written(axis, value, digits) {
+  if (typeof value === "string") return value;
+  return axis.format === "%" ? `${plain(100 * value, digits)}%` : plain(value, digits) + (axis.format ?? "");
+}
+
+const nameOf = ({title, x, y}) => title || [y.title, x.title].filter(Boolean).join(" against ") || "Figure";
+
+/** What a figure shows, for those who do not see it. */
+function alternative({traces, cells, x, y}) {
+  if (cells) return `A map of ${cells[0]?.length ?? 0} by ${cells.length} squares. Arrow keys read them.`;
+  const span = (axis, values) => {
+    const there = values.filter(value => value !== null);
+    if (axis.names || there.length < 2) return there.map(value => written(axis, value, 3)).join(", ");
+    return `${written(axis, least(there), 3)} to ${written(axis, most(there), 3)}`;
+  };
+  const said = traces.filter(trace => trace.hover !== null && trace.x.length).map(trace => `${trace.name ? `${trace.name}: ` : ""}` +
+    `${x.title || "x"} ${span(x, trace.x)}, ${y.title || "y"} ${span(y, trace.y)}`);
+  return `${said.join("; ")}. Arrow keys read its points.`;
+}
+
+const least = values => values.reduce((a, b) => b < a ? b : a), most = values => values.reduce((a, b) => b > a ? b : a);
+
+let pen = null;
+function widthOf(words, size = FONT) {
+  pen ??= document.createElement("canvas").getContext("2d");
+  pen.font = `${size}px system-ui, sans-serif`;
+  return pen.measureText(words).width;
+}
+
+/** Words that fit into so many pixels. */
+function fitting(words, room) {
+  if (widthOf(words) <= room) return words;
+  let kept = words.length;
+  while (kept > 1 && widthOf(`${words.slice(0, kept)}…`) > room) kept--;
+  return `${words.slice(0, kept)}…`;
+}
+
+const text = (words, x, y, colour, more = "") => `<text x="${near(x)}" y="${near(y)}" fill="${colour}" ${more}>${escaped(words)}</text>`;
+const near = pixel => Math.round(10 * Math.max(-LOOSE, Math.min(LOOSE, pixel))) / 10;
+
+/** A label in which powers stand above their ten, larger than Unicode has them. */
+const powers = markup => markup.replace(/10([⁻⁰¹²³⁴-⁹]+)/g, (_, power) => `10<tspan dy="-.45em" font-size=".78em">` +
+  `${power.replace(/./g, one => "−0123456789"["⁻⁰¹²³⁴⁵⁶⁷⁸⁹".indexOf(one)])}</tspan>`);
+
+// ---- axes
+
+/** The values that an axis holds: its own range, or what the numbers span and a little room. */
+function rangeOf(axis, values, bars) {
+  if (axis.range) return axis.range;
+  const there = values.filter(value => Number.isFinite(value) && (!axis.log || value > 0));
+  if (bars) there.push(0);
+  if (!there.length) return axis.log ? [0.1, 10] : [0, 1];
+  const go = axis.log ? Math.log10 : Number, back = axis.log ? x => 10 ** x : Number;
+  const [low, high] = [go(least(there)), go(most(there))], room = high > low ? 0.05 * (high - low) : axis.log ? 0.3 : Math.abs(high) / 2 || 1;
+  return [bars && low === 0 ? 0 : back(low - room), bars && high === 0 ? 0 : back(high + room)];
+}
+
+/** Ticks of an axis that has room for so many: values and their labels. */
+function ticksOf(axis, [low, high], fit) {
+  const within = value => value >= low - 1e-9 * (high - low) && value <= high + 1e-9 * (high - low);
+  if (axis.ticks) return axis.ticks.map((tick, i) => [tick, axis.labels?.[i] ?? written(axis, tick)]).filter(([tick]) => within(tick));
+  const few = Math.max(2, fit);
+  if (axis.log) {
+    const [first, last] = [Math.log10(low), Math.log10(high)];
+    if (axis.every || (last - first >= 2 && !(axis.format === "×" && 3 * (last - first) <= few))) {
+      const every = axis.every ?? Math.max(1, Math.ceil((last - first) / few)), powers = [];
+      for (let k = Math.ceil(first / every - 1e-9); k * every <= last + 1e-9; k++) powers.push(k * every);
+      const short = powers.every(power => power >= -3 && power <= 4);
+      return powers.map(power => [10 ** power, short || axis.format || power === 0 || power === 1 ? written(axis, 10 ** power) : `10${raised(power)}`]);
+    }
+    const found = [];
+    for (let power = Math.floor(first); power <= last; power++) for (const digit of [1, 2, 5]) found.push(Number(`${digit}e${power}`));
+    if (found.filter(within).length > 1) return found.filter(within).map(tick => [tick, written(axis, tick)]);
+  }
+  const raw = (high - low) / few, power = 10 ** Math.floor(Math.log10(raw));
+  const every = axis.every ?? power * [1, 2, 5, 10].find(step => step * power >= raw * (1 - 1e-9)), found = [];
+  for (let k = Math.ceil(low / every - 1e-9); k * every <= high + 1e-9 * (high - low); k++) found.push([k * every, written(axis, k * every)]);
+  return found;
+}
+
+/** An axis between two pixels: where a value stands, which value stands there, and its ticks. */
+function scaleOf(axis, values, from, to, size, bars) {
+  if (axis.names) {
+    const wide = (to - from) / Math.max(axis.names.length, 1), places = new Map(axis.names.map((name, i) => [name, from + (i + 0.5) * wide]));
+    const every = [1, 2, 5, 10, 20, 50, 100, 1000].find(step => step * Math.abs(wide) >= size(axis.names)) ?? 1000;
+    return {at: name => places.get(name), ticks: axis.names.filter((_, i) => i % every === 0).map(name => [name, name]), band: Math.abs(wide)};
+  }
+  const [low, high] = rangeOf(axis, values, bars), go = axis.log ? Math.log10 : Number;
+  const start = go(low), reach = go(high) - start, ratio = (to - from) / reach;
+  const labels = ticksOf(axis, [low, high], 6).map(([, label]) => label);
+  return {at: value => from + (go(value) - start) * ratio, ticks: ticksOf(axis, [low, high], Math.floor(Math.abs(to - from) / size(labels))),
+    back: pixel => { const there = start + (pixel - from) / ratio; return axis.log ? 10 ** there : there; }};
+}
+
+// ---- the picture
+
+/** A figure's markup, the spots where something can be said, and its frame. */
+function composed(figure, width, height, ink, hidden) {
+  const {x, y, cells} = figure, traces = (figure.traces ?? []).filter(({name}) => !hidden.has(name));
+  const bars = traces.filter(({mode}) => mode === "bars"), lying = bars.length > 0 && !!y.names;
+  const top = 8, bottom = height - (x.title ? 2.9 : 1.6) * FONT - 6;
+  const all = axis => traces.flatMap(trace => trace[axis]).concat(axis === "x" ? traces.flatMap(({intervals}) => (intervals ?? []).flat()) : []);
+  const down = scaleOf(y, all("y"), y.names ? top : bottom, y.names ? bottom : top, () => y.names ? FONT + 3 : 42, bars.length && !lying);
+  const longest = Math.min(Math.max(0, ...down.ticks.map(([, label]) => widthOf(label))), 0.45 * width);
+  const left = longest + 10 + (y.title ? 1.5 * FONT : 0), right = width - (cells ? 64 : 14);
+  const wide = labels => Math.max(40, ...labels.map(label => widthOf(label) + 14));
+  const across = scaleOf(x, all("x"), left, right, wide, lying);
+  const sheet = {left, right, top, bottom, x: across, y: down}, spots = [];
+  const inside = cells ? map(figure, sheet, spots) : traces.map((trace, i) =>
+    trace.mode === "bars" ? barsOf(trace, bars.indexOf(trace), bars.length, lying, sheet, figure, spots, i)
+      : series(trace, traces[i - 1], sheet, ink, figure, spots, i)).join("");
+  const grid = [...(x.names ? [] : across.ticks.map(([tick]) => `M${near(across.at(tick))} ${top}V${near(bottom)}`)),
+    ...(y.names ? [] : down.ticks.map(([tick]) => `M${near(left)} ${near(down.at(tick))}H${near(right)}`))].join("");
+  const dotted = [...(figure.upright === undefined ? [] : [`M${near(across.at(figure.upright))} ${top}V${near(bottom)}`]),
+    ...(figure.levels ?? []).map(({at}) => `M${near(left)} ${near(down.at(at))}H${near(right)}`)].join("");
+  const words = (figure.levels ?? []).filter(level => level.text).map(level => text(level.text, left + 4, down.at(level.at) + FONT + 1, ink.soft)).join("");
+  const body = `<path d="${grid}" stroke="${ink.line}" fill="none"/>${labelled(figure, sheet, longest, height, width, ink)}` +
+    `<svg x="${near(left)}" y="${top}" width="${near(right - left)}" height="${near(bottom - top)}" viewBox="${near(left)} ${top} ${near(right - left)} ${near(bottom - top)}" preserveAspectRatio="none">` +
+    `${inside}<path d="${dotted}" stroke="${ink.soft}" stroke-dasharray="1.5 3" fill="none"/>${words}</svg>` + (cells ? colourBar(figure, sheet, ink) : "");
+  return {body, spots, frame: sheet};
+}
+
+function labelled({x, y}, sheet, longest, height, width, ink) {
+  const parts = [];
+  let free = -LOOSE;
+  for (const [tick, label] of sheet.x.ticks) {
+    const half = widthOf(label) / 2, middle = Math.min(sheet.x.at(tick), width - half - 1);
+    if (middle - half < free + 6) continue;
+    free = middle + half;
+    parts.push(powers(text(label, middle, sheet.bottom + 1.3 * FONT, ink.ink, 'class="tick x" text-anchor="middle"')));
+  }
+  for (const [tick, label] of sheet.y.ticks) {
+    parts.push(powers(text(fitting(label, longest + 1), sheet.left - 6, sheet.y.at(tick) + 0.35 * FONT, ink.ink, 'class="tick y" text-anchor="end"')));
+  }
+  if (x.title) parts.push(text(x.title, (sheet.left + sheet.right) / 2, height - 0.4 * FONT, ink.soft, 'class="axis x" text-anchor="middle"'));
+  const middle = near((sheet.top + sheet.bottom) / 2);
+  if (y.title) parts.push(text(y.title, FONT, middle, ink.soft, `class="axis y" text-anchor="middle" transform="rotate(-90 ${FONT} ${middle})"`));
+  return parts.join("");
+}
+
+/** One series of lines or points. */
+function series(trace, before, {x, y, left, right}, ink, figure, spots, index) {
+  const places = ({x: xs, y: ys}) => xs.map((one, i) => one === null || ys[i] === null ? null : [near(x.at(one)), near(y.at(ys[i]))]);
+  const points = places(trace), {mode, colour, width = 2, opacity = 1} = trace, parts = [];
+  const lines = ["line", "line and points", "steps"].includes(mode);
+  if (trace.fill && before) {
+    const back = places(before).filter(Boolean).reverse(), there = points.filter(Boolean);
+    if (there.length) parts.push(`<path d="M${[...there, ...back].join("L")}Z" fill="${colour}" fill-opacity=".12"/>`);
+  }
+  if (lines) {
+    parts.push(`<path class="line" d="${bent(points, mode === "steps")}" fill="none" stroke="${colour}" stroke-width="${width}"
+      stroke-opacity="${opacity}" stroke-dasharray="${DASHES[(trace.dash ?? 0) % DASHES.length]}" stroke-linejoin="round"/>`);
+  }
+  const size = i => (Array.isArray(trace.size) ? trace.size[i] : trace.size ?? 8) / 2;
+  if (mode !== "line" && mode !== "steps") {
+    const marks = points.map((point, i) => point && mark(mode === "crosses" ? "x" : trace.symbol, ...point, size(i))).filter(Boolean);
+    const look = painted(mode, colour, ink);
+    // What is translucent is drawn one by one: where marks lie on each other, it is darker.
+    for (const d of opacity < 1 ? marks : [marks.join("")]) parts.push(`<path class="points" d="${d}" ${look} opacity="${opacity}"/>`);
+  }
+  if (trace.hover !== null) points.forEach((point, i) => {
+    if (!point || point[0] < left - 1 || point[0] > right + 1) return;
+    const says = () => trace.hover?.[i] ?? `${trace.name ? `${trace.name}\n` : ""}${figure.x.title} ${written(figure.x, trace.x[i], 3)}\n${figure.y.title} ${written(figure.y, trace.y[i], 3)}`;
+    spots.push({x: point[0], y: point[1], r: size(i) + 3, series: index, i, says});
+  });
+  return parts.join("");
+}
+
+function bent(points, steps) {
+  let path = "", open = false;
+  for (const point of points) {
+    if (point) path += !open ? `M${point[0]} ${point[1]}` : steps ? `H${point[0]}V${point[1]}` : `L${point[0]} ${point[1]}`;
+    open = point !== null;
+  }
+  return path;
+}
+
+const painted = (mode, colour, ink) => mode === "open points" ? `fill="${ink.page}" stroke="${colour}" stroke-width="2"`
+  : mode === "crosses" ? `fill="none" stroke="${colour}" stroke-width="2"` : `fill="${colour}"`;
+
+/** The outline of a mark around a point. */
+function mark(symbol, x, y, r) {
+  const [a, b] = [near(x), near(y)];
+  const corners = (count, turn, reach = r) => `M${Array.from({length: count}, (_, k) => {
+    const angle = turn + 2 * Math.PI * k / count;
+    return [near(x + reach * Math.sin(angle)), near(y - reach * Math.cos(angle))];
+  }).join("L")}Z`;
+  const third = r / 3;
+  return {
+    square: () => corners(4, Math.PI / 4, r * 1.25), diamond: () => corners(4, 0, r * 1.3), "triangle-up": () => corners(3, 0, r * 1.2),
+    "triangle-down": () => corners(3, Math.PI, r * 1.2), pentagon: () => corners(5, 0, r * 1.1), hexagon: () => corners(6, 0, r * 1.1),
+    cross: () => `M${near(x - r)} ${near(y - third)}h${2 * (r - third) / 2}v${third - r}h${2 * third}v${r - third}h${r - third}v${2 * third}h${third - r}v${r - third}h${-2 * third}v${third - r}h${third - r}z`,
+    x: () => `M${near(x - 0.8 * r)} ${near(y - 0.8 * r)}l${1.6 * r} ${1.6 * r}m0 ${-1.6 * r}l${-1.6 * r} ${1.6 * r}`,
+  }[symbol]?.() ?? `M${near(x - r)} ${b}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`;
+}
+
+/** Bars over names, those of several series side by side; or on their side, each over its own name, with whiskers. */
+function barsOf(trace, place, count, lying, {x, y}, figure, spots, index) {
+  const parts = [], whiskers = [];
+  trace.x.forEach((one, i) => {
+    if (one === null || trace.y[i] === null) return;
+    const [name, value, band] = lying ? [trace.y[i], one, y] : [one, trace.y[i], x], thick = 0.7 * band.band / (lying ? 1 : count);
+    const start = band.at(name) - (lying ? thick / 2 : 0.35 * band.band - place * thick), scale = lying ? x : y;
+    const [low, high] = [scale.at(0), scale.at(value)].sort((a, b) => a - b);
+    const box = (lying ? [low, start, high - low, thick] : [start, low, thick, high - low]).map(near);
+    parts.push(`<rect class="bar" x="${box[0]}" y="${box[1]}" width="${box[2]}" height="${box[3]}" fill="${trace.colour}" fill-opacity="${trace.opacity ?? 1}"/>`);
+    if (trace.intervals) {
+      const [from, to] = trace.intervals[i].map(end => near(x.at(end))), middle = near(start + thick / 2);
+      whiskers.push(`M${from} ${middle - 5}v10m0 -5H${to}m0 -5v10`);
+    }
+    const says = () => trace.hover?.[i] ?? `${trace.name}\n${figure.x.title} ${written(figure.x, one, 3)}\n${figure.y.title} ${written(figure.y, trace.y[i], 3)}`;
+    if (trace.hover !== null) spots.push({x: lying ? near(x.at(value)) : box[0] + box[2] / 2, y: lying ? near(start + thick / 2) : box[1], box, series: index, i, says});
+  });
+  return parts.join("") + (whiskers.length ? `<path class="whiskers" d="${whiskers.join("")}" stroke="${trace.whisker}" stroke-width="2" fill="none"/>` : "");
+}
+
+/** Rows of squares, each in the colour of its number, with its letter if it has one. */
+function map({cells, texts, letters, colours, x: {names: columns}, y: {names: rows}}, {x, y}, spots) {
+  const parts = [];
+  cells.forEach((row, j) => row.forEach((value, i) => {
+    if (value === null) return;
+    const [middle, height] = [x.at(columns[i]), y.at(rows[j])];
+    const box = [middle - x.band / 2 + 0.5, height - y.band / 2 + 0.5, Math.max(x.band - 1, 1), Math.max(y.band - 1, 1)].map(near);
+    parts.push(`<rect class="cell" x="${box[0]}" y="${box[1]}" width="${box[2]}" height="${box[3]}" fill="${shade(colours, value)}"/>`);
+    if (letters?.[j][i] && Math.min(x.band, y.band) > FONT) parts.push(text(letters[j][i], middle, height + 0.35 * FONT, "#fff", 'text-anchor="middle"'));
+    spots.push({x: near(middle), y: near(height), box, series: j, i, says: () => texts[j][i]});
+  }));
+  return parts.join("");
+}
+
+/** The colour of a number: one of a list, or between two of the shades. */
+function shade({list, range: [low, high], reversed}, value) {
+  if (list) return list[value];
+  const share = Math.max(0, Math.min(1, (value - low) / (high - low || 1))), place = (reversed ? 1 - share : share) * (SHADES.length - 1);
+  const [one, other] = [Math.floor(place), Math.min(Math.floor(place) + 1, SHADES.length - 1)].map(i => [1, 3, 5].map(at => parseInt(SHADES[i].slice(at, at + 2), 16)));
+  return `rgb(${one.map((part, k) => Math.round(part + (other[k] - part) * (place % 1))).join(" ")})`;
+}
+
+function colourBar({colours}, {right, top, bottom}, ink) {
+  const {list, range: [low, high], format} = colours, count = list?.length ?? 40, tall = (bottom - top) / count, parts = [];
+  for (let k = 0; k < count; k++) {
+    const value = list ? k : low + (high - low) * (k + 0.5) / count;
+    parts.push(`<rect x="${near(right + 12)}" y="${near(bottom - (k + 1) * tall)}" width="9" height="${near(tall + (list ? -1 : 0.6))}" fill="${shade(colours, value)}"/>`);
+  }
+  const ticks = list ? colours.labels.map((label, k) => [k + 0.5, label]) : ticksOf({ticks: colours.ticks, labels: colours.labels, format}, [low, high], 5);
+  for (const [tick, label] of ticks) {
+    const y = list ? bottom - tick * tall : bottom - (tick - low) / (high - low || 1) * (bottom - top);
+    parts.push(text(label, right + 25, y + 0.35 * FONT, ink.ink, 'class="tick"'));
+  }
+  return parts.join("");
+}
+
+// ---- legends
+
+/** The series that a legend names, each once. */
+function legend({traces = []}) {
+  const named = new Map();
+  for (const trace of traces) if (trace.legend && !named.has(trace.name)) named.set(trace.name, {name: trace.name, trace});
+  return [...named.values()];
+}
+
+/** A small picture of a series, 24 by 12 pixels. */
+function sample({mode, colour, symbol, dash = 0, width = 2, opacity = 1}, ink) {
+  if (mode === "bars") return `<rect x="6" y="1" width="10" height="10" fill="${colour}" fill-opacity="${opacity}"/>`;
+  const line = ["line", "line and points", "steps"].includes(mode) ? `<path d="M1 6H23" stroke="${colour}" stroke-width="${width}"
+    stroke-opacity="${opacity}" stroke-dasharray="${DASHES[dash % DASHES.length]}"/>` : "";
+  const dot = mode === "line" || mode === "steps" ? "" : `<path d="${mark(mode === "crosses" ? "x" : symbol, 12, 6, 4)}" ${painted(mode, colour, ink)}/>`;
+  return line + dot;
+}

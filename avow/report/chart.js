@@ -2,8 +2,9 @@
 // Colours are the page's custom properties, so that light, dark and paper need no redrawing. Nothing is imported: the lab
 // loads this file as a module, and a report has it in line.
 
-const FONT = 13, NEAR = 40, LOOSE = 1e5; // letters, how far the pointer finds a point, what no screen shows: in pixels
-const DASHES = ["", "6 3", "1.5 3", "6 3 1.5 3", "10 3"];
+// In pixels: letters, letters beside points, how far the pointer finds a point, what no screen shows.
+const FONT = 13, SMALL = 11, NEAR = 40, LOOSE = 1e5;
+const DASHES = ["", "8 5", "2 3", "8 4 2 4", "14 5"];
 const PAGE = {ink: "var(--ink)", soft: "var(--soft)", line: "var(--line)", page: "var(--page)"};
 const FILE = {ink: "#1c2128", soft: "#59636e", line: "#d8dde3", page: "#ffffff"};
 // From pale to strong on white and on black alike.
@@ -102,12 +103,15 @@ function mounted(element) {
 }
 
 function writeKeys(state) {
-  const entries = legend(state.figure), listed = JSON.stringify(entries.map(({name, trace}) => [name, {...trace, x: 0, y: 0, hover: 0}]));
+  const entries = legend(state.figure), looks = entries.map(({trace}) => ({...trace, x: 0, y: 0, hover: 0}));
+  const listed = JSON.stringify(looks);
   if (listed === state.listed) return;
   state.listed = listed;
   state.keys.hidden = !entries.length;
-  state.keys.innerHTML = entries.map(({name, trace}) => `<button type="button" data-series="${escaped(name)}"
-    aria-pressed="${!state.hidden.has(name)}"><svg width="24" height="12" aria-hidden="true">${sample(trace, PAGE)}</svg>${escaped(name)}</button>`).join("");
+  state.keys.innerHTML = entries.map(({name, trace}) => {
+    const drawn = `<svg width="24" height="12" aria-hidden="true">${sample(trace, PAGE)}</svg>${escaped(name)}`;
+    return `<button type="button" data-series="${escaped(name)}" aria-pressed="${!state.hidden.has(name)}">${drawn}</button>`;
+  }).join("");
 }
 
 function paint(state) {
@@ -130,22 +134,21 @@ function show(state, spot) {
   svg.querySelector(".here")?.remove();
   tip.hidden = !spot;
   if (!spot) return;
-  const [box] = [spot.box ?? [spot.x - spot.r, spot.y - spot.r, 2 * spot.r, 2 * spot.r]], round = spot.box ? 2 : spot.r;
-  svg.firstElementChild.insertAdjacentHTML("beforeend", `<rect class="here" x="${box[0]}" y="${box[1]}" width="${box[2]}"
-    height="${box[3]}" rx="${round}" fill="none" stroke="${PAGE.ink}" stroke-width="1.5"/>`);
+  const around = spot.box ?? [spot.x - spot.r, spot.y - spot.r, 2 * spot.r, 2 * spot.r];
+  svg.firstElementChild.insertAdjacentHTML("beforeend",
+    rect(around, `class="here" rx="${spot.box ? 2 : spot.r}" fill="none" stroke="${PAGE.ink}" stroke-width="1.5"`));
   tip.textContent = spot.says();
   tip.classList.toggle("titled", tip.textContent.includes("\n"));
-  const x = spot.x + svg.clientLeft, y = spot.y + svg.offsetTop || spot.y + state.keys.offsetHeight;
-  const right = x + 14 + tip.offsetWidth > state.width;
-  tip.style.left = `${Math.max(0, right ? x - 14 - tip.offsetWidth : x + 14)}px`;
-  tip.style.top = `${Math.max(0, y - tip.offsetHeight / 2)}px`;
+  const left = spot.x + 14 + tip.offsetWidth > state.width;
+  tip.style.left = `${Math.max(0, left ? spot.x - 14 - tip.offsetWidth : spot.x + 14)}px`;
+  tip.style.top = `${Math.max(0, state.keys.offsetHeight + spot.y - tip.offsetHeight / 2)}px`;
 }
 
 function nearest(spots, x, y) {
+  const inside = ([left, top, width, height]) => x >= left && x <= left + width && y >= top && y <= top + height;
   let best = null, least = NEAR;
   for (const spot of spots) {
-    const inside = spot.box && x >= spot.box[0] && x <= spot.box[0] + spot.box[2] && y >= spot.box[1] && y <= spot.box[1] + spot.box[3];
-    const far = inside ? 0 : spot.box ? Infinity : Math.hypot(spot.x - x, spot.y - y);
+    const far = !spot.box ? Math.hypot(spot.x - x, spot.y - y) : inside(spot.box) ? 0 : Infinity;
     if (far < least) [best, least] = [spot, far];
   }
   return best;
@@ -181,6 +184,10 @@ function written(axis, value, digits) {
   return axis.format === "%" ? `${plain(100 * value, digits)}%` : plain(value, digits) + (axis.format ?? "");
 }
 
+/** What is said of a point: its own words, or where it stands. */
+const told = ({x, y}, trace, i) => trace.hover?.[i] ?? [trace.name, `${x.title} ${written(x, trace.x[i], 3)}`,
+  `${y.title} ${written(y, trace.y[i], 3)}`].filter(Boolean).join("\n");
+
 const nameOf = ({title, x, y}) => title || [y.title, x.title].filter(Boolean).join(" against ") || "Figure";
 
 /** What a figure shows, for those who do not see it. */
@@ -213,7 +220,10 @@ function fitting(words, room) {
   return `${words.slice(0, kept)}…`;
 }
 
-const text = (words, x, y, colour, more = "") => `<text x="${near(x)}" y="${near(y)}" fill="${colour}" ${more}>${escaped(words)}</text>`;
+const text = (words, x, y, colour, more = "") =>
+  `<text x="${near(x)}" y="${near(y)}" fill="${colour}" ${more}>${escaped(words)}</text>`;
+const rect = ([x, y, width, height], more) =>
+  `<rect x="${near(x)}" y="${near(y)}" width="${near(width)}" height="${near(height)}" ${more}/>`;
 const near = pixel => Math.round(10 * Math.max(-LOOSE, Math.min(LOOSE, pixel))) / 10;
 
 /** A label in which powers stand above their ten, larger than Unicode has them. */
@@ -229,7 +239,8 @@ function rangeOf(axis, values, bars) {
   if (bars) there.push(0);
   if (!there.length) return axis.log ? [0.1, 10] : [0, 1];
   const go = axis.log ? Math.log10 : Number, back = axis.log ? x => 10 ** x : Number;
-  const [low, high] = [go(least(there)), go(most(there))], room = high > low ? 0.05 * (high - low) : axis.log ? 0.3 : Math.abs(high) / 2 || 1;
+  const [low, high] = [go(least(there)), go(most(there))];
+  const room = high > low ? 0.05 * (high - low) : axis.log ? 0.3 : Math.abs(high) / 2 || 1;
   return [bars && low === 0 ? 0 : back(low - room), bars && high === 0 ? 0 : back(high + room)];
 }
 
@@ -243,8 +254,9 @@ function ticksOf(axis, [low, high], fit) {
     if (axis.every || (last - first >= 2 && !(axis.format === "×" && 3 * (last - first) <= few))) {
       const every = axis.every ?? Math.max(1, Math.ceil((last - first) / few)), powers = [];
       for (let k = Math.ceil(first / every - 1e-9); k * every <= last + 1e-9; k++) powers.push(k * every);
-      const short = powers.every(power => power >= -3 && power <= 4);
-      return powers.map(power => [10 ** power, short || axis.format || power === 0 || power === 1 ? written(axis, 10 ** power) : `10${raised(power)}`]);
+      const short = axis.format || powers.every(power => power >= -3 && power <= 4);
+      const label = power => short || power === 0 || power === 1 ? written(axis, 10 ** power) : `10${raised(power)}`;
+      return powers.map(power => [10 ** power, label(power)]);
     }
     const found = [];
     for (let power = Math.floor(first); power <= last; power++) for (const digit of [1, 2, 5]) found.push(Number(`${digit}e${power}`));
@@ -252,21 +264,23 @@ function ticksOf(axis, [low, high], fit) {
   }
   const raw = (high - low) / few, power = 10 ** Math.floor(Math.log10(raw));
   const every = axis.every ?? power * [1, 2, 5, 10].find(step => step * power >= raw * (1 - 1e-9)), found = [];
-  for (let k = Math.ceil(low / every - 1e-9); k * every <= high + 1e-9 * (high - low); k++) found.push([k * every, written(axis, k * every)]);
-  return found;
+  for (let k = Math.ceil(low / every - 1e-9); k * every <= high + 1e-9 * (high - low); k++) found.push(k * every || 0); // not −0
+  return found.map(tick => [tick, written(axis, tick)]);
 }
 
 /** An axis between two pixels: where a value stands, which value stands there, and its ticks. */
 function scaleOf(axis, values, from, to, size, bars) {
   if (axis.names) {
-    const wide = (to - from) / Math.max(axis.names.length, 1), places = new Map(axis.names.map((name, i) => [name, from + (i + 0.5) * wide]));
-    const every = [1, 2, 5, 10, 20, 50, 100, 1000].find(step => step * Math.abs(wide) >= size(axis.names)) ?? 1000;
-    return {at: name => places.get(name), ticks: axis.names.filter((_, i) => i % every === 0).map(name => [name, name]), band: Math.abs(wide)};
+    const band = (to - from) / Math.max(axis.names.length, 1);
+    const places = new Map(axis.names.map((name, i) => [name, from + (i + 0.5) * band]));
+    const every = [1, 2, 5, 10, 20, 50, 100, 1000].find(step => step * band >= size(axis.names)) ?? 1000;
+    const ticks = axis.names.filter((_, i) => i % every === 0).map(name => [name, name]);
+    return {at: name => places.get(name), ticks, band};
   }
   const [low, high] = rangeOf(axis, values, bars), go = axis.log ? Math.log10 : Number;
   const start = go(low), reach = go(high) - start, ratio = (to - from) / reach;
-  const labels = ticksOf(axis, [low, high], 6).map(([, label]) => label);
-  return {at: value => from + (go(value) - start) * ratio, ticks: ticksOf(axis, [low, high], Math.floor(Math.abs(to - from) / size(labels))),
+  const fit = Math.abs(to - from) / size(ticksOf(axis, [low, high], 6).map(([, label]) => label));
+  return {ticks: ticksOf(axis, [low, high], Math.floor(fit)), at: value => from + (go(value) - start) * ratio,
     back: pixel => { const there = start + (pixel - from) / ratio; return axis.log ? 10 ** there : there; }};
 }
 
@@ -274,45 +288,69 @@ function scaleOf(axis, values, from, to, size, bars) {
 
 /** A figure's markup, the spots where something can be said, and its frame. */
 function composed(figure, width, height, ink, hidden) {
-  const {x, y, cells} = figure, traces = (figure.traces ?? []).filter(({name}) => !hidden.has(name));
+  const {x, y, cells, upright, levels = []} = figure, traces = (figure.traces ?? []).filter(({name}) => !hidden.has(name));
   const bars = traces.filter(({mode}) => mode === "bars"), lying = bars.length > 0 && !!y.names;
   const top = 8, bottom = height - (x.title ? 2.9 : 1.6) * FONT - 6;
-  const all = axis => traces.flatMap(trace => trace[axis]).concat(axis === "x" ? traces.flatMap(({intervals}) => (intervals ?? []).flat()) : []);
-  const down = scaleOf(y, all("y"), y.names ? top : bottom, y.names ? bottom : top, () => y.names ? FONT + 3 : 42, bars.length && !lying);
+  const xs = traces.flatMap(trace => [...trace.x, ...(trace.intervals ?? []).flat()]), ys = traces.flatMap(trace => trace.y);
+  const [from, to, tall] = y.names ? [top, bottom, FONT + 3] : [bottom, top, 30]; // names go down, numbers up
+  const down = scaleOf(y, ys, from, to, () => tall, bars.length && !lying);
   const longest = Math.min(Math.max(0, ...down.ticks.map(([, label]) => widthOf(label))), 0.45 * width);
-  const left = longest + 10 + (y.title ? 1.5 * FONT : 0), right = width - (cells ? 64 : 14);
-  const wide = labels => Math.max(40, ...labels.map(label => widthOf(label) + 14));
-  const across = scaleOf(x, all("x"), left, right, wide, lying);
+  const left = longest + 10 + (y.title ? 1.5 * FONT : 0), right = width - (cells ? 29 + barWidth(figure) : 14);
+  const wide = labels => Math.max(56, ...labels.map(label => widthOf(label) + 14));
+  const across = scaleOf(x, xs, left, right, wide, lying);
   const sheet = {left, right, top, bottom, x: across, y: down}, spots = [];
   const inside = cells ? map(figure, sheet, spots) : traces.map((trace, i) =>
     trace.mode === "bars" ? barsOf(trace, bars.indexOf(trace), bars.length, lying, sheet, figure, spots, i)
       : series(trace, traces[i - 1], sheet, ink, figure, spots, i)).join("");
-  const grid = [...(x.names ? [] : across.ticks.map(([tick]) => `M${near(across.at(tick))} ${top}V${near(bottom)}`)),
-    ...(y.names ? [] : down.ticks.map(([tick]) => `M${near(left)} ${near(down.at(tick))}H${near(right)}`))].join("");
-  const dotted = [...(figure.upright === undefined ? [] : [`M${near(across.at(figure.upright))} ${top}V${near(bottom)}`]),
-    ...(figure.levels ?? []).map(({at}) => `M${near(left)} ${near(down.at(at))}H${near(right)}`)].join("");
-  const words = (figure.levels ?? []).filter(level => level.text).map(level => text(level.text, left + 4, down.at(level.at) + FONT + 1, ink.soft)).join("");
-  const body = `<path d="${grid}" stroke="${ink.line}" fill="none"/>${labelled(figure, sheet, longest, height, width, ink)}` +
-    `<svg x="${near(left)}" y="${top}" width="${near(right - left)}" height="${near(bottom - top)}" viewBox="${near(left)} ${top} ${near(right - left)} ${near(bottom - top)}" preserveAspectRatio="none">` +
-    `${inside}<path d="${dotted}" stroke="${ink.soft}" stroke-dasharray="1.5 3" fill="none"/>${words}</svg>` + (cells ? colourBar(figure, sheet, ink) : "");
+  const upward = at => `M${near(across.at(at))} ${top}V${near(bottom)}`;
+  const level = at => `M${near(left)} ${near(down.at(at))}H${near(right)}`;
+  const grid = [...(x.names ? [] : across.ticks.map(([tick]) => upward(tick))),
+    ...(y.names ? [] : down.ticks.map(([tick]) => level(tick)))];
+  const dotted = [...(upright === undefined ? [] : [upward(upright)]), ...levels.map(({at}) => level(at))];
+  const words = levels.map(level => text(level.text, left + 4, down.at(level.at) + FONT + 1, ink.soft)).join("");
+  // A picture within the picture: what lies outside of the axes is cut off.
+  const [a, b, w, h] = [left, top, right - left, bottom - top].map(near), part = `viewBox="${a} ${b} ${w} ${h}"`;
+  const body = `<path d="${grid.join("")}" stroke="${ink.line}" fill="none"/>${labelled(figure, sheet, longest, height, width, ink)}
+    <svg x="${a}" y="${b}" width="${w}" height="${h}" ${part} preserveAspectRatio="none">${inside}
+    <path d="${dotted.join("")}" stroke="${ink.soft}" stroke-dasharray="1.5 3" fill="none"/>${words}${beside(spots, sheet, ink)}
+    </svg>${cells ? colourBar(figure, sheet, ink) : ""}`;
   return {body, spots, frame: sheet};
 }
 
-function labelled({x, y}, sheet, longest, height, width, ink) {
-  const parts = [];
+function labelled({x, y}, {left, right, top, bottom, ...at}, longest, height, width, ink) {
+  const parts = [], put = (words, x, y, colour, more) => parts.push(powers(text(words, x, y, colour, more)));
   let free = -LOOSE;
-  for (const [tick, label] of sheet.x.ticks) {
-    const half = widthOf(label) / 2, middle = Math.min(sheet.x.at(tick), width - half - 1);
+  for (const [tick, label] of at.x.ticks) {
+    const half = widthOf(label) / 2, middle = Math.min(at.x.at(tick), width - half - 1);
     if (middle - half < free + 6) continue;
     free = middle + half;
-    parts.push(powers(text(label, middle, sheet.bottom + 1.3 * FONT, ink.ink, 'class="tick x" text-anchor="middle"')));
+    put(label, middle, bottom + 1.3 * FONT, ink.ink, 'class="tick x" text-anchor="middle"');
   }
-  for (const [tick, label] of sheet.y.ticks) {
-    parts.push(powers(text(fitting(label, longest + 1), sheet.left - 6, sheet.y.at(tick) + 0.35 * FONT, ink.ink, 'class="tick y" text-anchor="end"')));
+  for (const [tick, label] of at.y.ticks) {
+    put(fitting(label, longest + 1), left - 6, at.y.at(tick) + 0.35 * FONT, ink.ink, 'class="tick y" text-anchor="end"');
   }
-  if (x.title) parts.push(text(x.title, (sheet.left + sheet.right) / 2, height - 0.4 * FONT, ink.soft, 'class="axis x" text-anchor="middle"'));
-  const middle = near((sheet.top + sheet.bottom) / 2);
-  if (y.title) parts.push(text(y.title, FONT, middle, ink.soft, `class="axis y" text-anchor="middle" transform="rotate(-90 ${FONT} ${middle})"`));
+  const title = fitting(x.title ?? "", width - 4), half = widthOf(title) / 2, middle = near((top + bottom) / 2);
+  const centre = Math.max(half, Math.min((left + right) / 2, width - half));
+  if (title) put(title, centre, height - 0.4 * FONT, ink.soft, 'class="axis x" text-anchor="middle"');
+  const turned = `class="axis y" text-anchor="middle" transform="rotate(-90 ${FONT} ${middle})"`;
+  if (y.title) put(fitting(y.title, bottom), FONT, middle, ink.soft, turned);
+  return parts.join("");
+}
+
+/** Labels of points: right, left, above or below, wherever nothing stands yet; where all is taken, the tip has to do. */
+function beside(spots, {left, right, top, bottom}, ink) {
+  const taken = spots.filter(({r}) => r).map(({x, y, r}) => [x - r, y - r, x + r, y + r]), parts = [];
+  for (const {x, y, r, label} of spots) {
+    if (!label) continue;
+    const wide = widthOf(label, SMALL), middle = x - wide / 2;
+    const free = [[x + r, y - 6], [x - r - wide, y - 6], [middle, y - r - 12], [middle, y + r]]
+      .map(([a, b]) => [a, b, a + wide, b + 12])
+      .find(([a, b, c, d]) => a >= left && c <= right && b >= top && d <= bottom &&
+        !taken.some(other => a < other[2] && other[0] < c && b < other[3] && other[1] < d));
+    if (!free) continue;
+    taken.push(free);
+    parts.push(text(label, free[0], free[1] + 10, ink.soft, `class="label" font-size="${SMALL}"`));
+  }
   return parts.join("");
 }
 
@@ -338,8 +376,8 @@ function series(trace, before, {x, y, left, right}, ink, figure, spots, index) {
   }
   if (trace.hover !== null) points.forEach((point, i) => {
     if (!point || point[0] < left - 1 || point[0] > right + 1) return;
-    const says = () => trace.hover?.[i] ?? `${trace.name ? `${trace.name}\n` : ""}${figure.x.title} ${written(figure.x, trace.x[i], 3)}\n${figure.y.title} ${written(figure.y, trace.y[i], 3)}`;
-    spots.push({x: point[0], y: point[1], r: size(i) + 3, series: index, i, says});
+    const says = () => told(figure, trace, i);
+    spots.push({x: point[0], y: point[1], r: size(i) + 3, series: index, i, says, label: trace.labels?.[i]});
   });
   return parts.join("");
 }
@@ -358,18 +396,18 @@ const painted = (mode, colour, ink) => mode === "open points" ? `fill="${ink.pag
 
 /** The outline of a mark around a point. */
 function mark(symbol, x, y, r) {
-  const [a, b] = [near(x), near(y)];
   const corners = (count, turn, reach = r) => `M${Array.from({length: count}, (_, k) => {
     const angle = turn + 2 * Math.PI * k / count;
     return [near(x + reach * Math.sin(angle)), near(y - reach * Math.cos(angle))];
   }).join("L")}Z`;
-  const third = r / 3;
+  const arm = near(2 * r / 3), rest = near(r - r / 3); // of a cross: how wide an arm is, how long
   return {
-    square: () => corners(4, Math.PI / 4, r * 1.25), diamond: () => corners(4, 0, r * 1.3), "triangle-up": () => corners(3, 0, r * 1.2),
-    "triangle-down": () => corners(3, Math.PI, r * 1.2), pentagon: () => corners(5, 0, r * 1.1), hexagon: () => corners(6, 0, r * 1.1),
-    cross: () => `M${near(x - r)} ${near(y - third)}h${2 * (r - third) / 2}v${third - r}h${2 * third}v${r - third}h${r - third}v${2 * third}h${third - r}v${r - third}h${-2 * third}v${third - r}h${third - r}z`,
+    square: () => corners(4, Math.PI / 4, r * 1.3), diamond: () => corners(4, 0, r * 1.3),
+    "triangle-up": () => corners(3, 0, r * 1.2), "triangle-down": () => corners(3, Math.PI, r * 1.2),
+    pentagon: () => corners(5, 0, r * 1.1), hexagon: () => corners(6, 0, r * 1.1),
+    cross: () => `M${near(x - r)} ${near(y - arm / 2)}h${rest}v${-rest}h${arm}v${rest}h${rest}v${arm}h${-rest}v${rest}h${-arm}v${-rest}h${-rest}z`,
     x: () => `M${near(x - 0.8 * r)} ${near(y - 0.8 * r)}l${1.6 * r} ${1.6 * r}m0 ${-1.6 * r}l${-1.6 * r} ${1.6 * r}`,
-  }[symbol]?.() ?? `M${near(x - r)} ${b}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`;
+  }[symbol]?.() ?? `M${near(x - r)} ${near(y)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`;
 }
 
 /** Bars over names, those of several series side by side; or on their side, each over its own name, with whiskers. */
@@ -380,16 +418,18 @@ function barsOf(trace, place, count, lying, {x, y}, figure, spots, index) {
     const [name, value, band] = lying ? [trace.y[i], one, y] : [one, trace.y[i], x], thick = 0.7 * band.band / (lying ? 1 : count);
     const start = band.at(name) - (lying ? thick / 2 : 0.35 * band.band - place * thick), scale = lying ? x : y;
     const [low, high] = [scale.at(0), scale.at(value)].sort((a, b) => a - b);
-    const box = (lying ? [low, start, high - low, thick] : [start, low, thick, high - low]).map(near);
-    parts.push(`<rect class="bar" x="${box[0]}" y="${box[1]}" width="${box[2]}" height="${box[3]}" fill="${trace.colour}" fill-opacity="${trace.opacity ?? 1}"/>`);
+    const box = lying ? [low, start, high - low, thick] : [start, low, thick, high - low];
+    parts.push(rect(box, `class="bar" fill="${trace.colour}" fill-opacity="${trace.opacity ?? 1}"`));
     if (trace.intervals) {
       const [from, to] = trace.intervals[i].map(end => near(x.at(end))), middle = near(start + thick / 2);
       whiskers.push(`M${from} ${middle - 5}v10m0 -5H${to}m0 -5v10`);
     }
-    const says = () => trace.hover?.[i] ?? `${trace.name}\n${figure.x.title} ${written(figure.x, one, 3)}\n${figure.y.title} ${written(figure.y, trace.y[i], 3)}`;
-    if (trace.hover !== null) spots.push({x: lying ? near(x.at(value)) : box[0] + box[2] / 2, y: lying ? near(start + thick / 2) : box[1], box, series: index, i, says});
+    if (trace.hover === null) return;
+    const [tip, side] = lying ? [x.at(value), start + thick / 2] : [start + thick / 2, low];
+    spots.push({x: near(tip), y: near(side), box, series: index, i, says: () => told(figure, trace, i)});
   });
-  return parts.join("") + (whiskers.length ? `<path class="whiskers" d="${whiskers.join("")}" stroke="${trace.whisker}" stroke-width="2" fill="none"/>` : "");
+  const lines = `<path class="whiskers" d="${whiskers.join("")}" stroke="${trace.whisker}" stroke-width="2" fill="none"/>`;
+  return parts.join("") + (whiskers.length ? lines : "");
 }
 
 /** Rows of squares, each in the colour of its number, with its letter if it has one. */
@@ -398,9 +438,11 @@ function map({cells, texts, letters, colours, x: {names: columns}, y: {names: ro
   cells.forEach((row, j) => row.forEach((value, i) => {
     if (value === null) return;
     const [middle, height] = [x.at(columns[i]), y.at(rows[j])];
-    const box = [middle - x.band / 2 + 0.5, height - y.band / 2 + 0.5, Math.max(x.band - 1, 1), Math.max(y.band - 1, 1)].map(near);
-    parts.push(`<rect class="cell" x="${box[0]}" y="${box[1]}" width="${box[2]}" height="${box[3]}" fill="${shade(colours, value)}"/>`);
-    if (letters?.[j][i] && Math.min(x.band, y.band) > FONT) parts.push(text(letters[j][i], middle, height + 0.35 * FONT, "#fff", 'text-anchor="middle"'));
+    const box = [middle - x.band / 2 + 0.5, height - y.band / 2 + 0.5, Math.max(x.band - 1, 1), Math.max(y.band - 1, 1)];
+    parts.push(rect(box, `class="cell" fill="${shade(colours, value)}"`));
+    if (letters?.[j][i] && Math.min(x.band, y.band) > FONT) {
+      parts.push(text(letters[j][i], middle, height + 0.35 * FONT, "#fff", 'text-anchor="middle"'));
+    }
     spots.push({x: near(middle), y: near(height), box, series: j, i, says: () => texts[j][i]});
   }));
   return parts.join("");
@@ -409,21 +451,28 @@ function map({cells, texts, letters, colours, x: {names: columns}, y: {names: ro
 /** The colour of a number: one of a list, or between two of the shades. */
 function shade({list, range: [low, high], reversed}, value) {
   if (list) return list[value];
-  const share = Math.max(0, Math.min(1, (value - low) / (high - low || 1))), place = (reversed ? 1 - share : share) * (SHADES.length - 1);
-  const [one, other] = [Math.floor(place), Math.min(Math.floor(place) + 1, SHADES.length - 1)].map(i => [1, 3, 5].map(at => parseInt(SHADES[i].slice(at, at + 2), 16)));
+  const share = Math.max(0, Math.min(1, (value - low) / (high - low || 1))), last = SHADES.length - 1;
+  const place = (reversed ? 1 - share : share) * last, parts = i => [1, 3, 5].map(at => parseInt(SHADES[i].slice(at, at + 2), 16));
+  const one = parts(Math.floor(place)), other = parts(Math.min(Math.floor(place) + 1, last));
   return `rgb(${one.map((part, k) => Math.round(part + (other[k] - part) * (place % 1))).join(" ")})`;
 }
 
-function colourBar({colours}, {right, top, bottom}, ink) {
-  const {list, range: [low, high], format} = colours, count = list?.length ?? 40, tall = (bottom - top) / count, parts = [];
+/** What stands beside the bar of colours, and where between 0 and 1. */
+function barTicks({colours: {list, labels, range: [low, high], ticks, format}}) {
+  if (list) return labels.map((label, k) => [(k + 0.5) / list.length, label]);
+  return ticksOf({ticks, labels, format}, [low, high], 5).map(([tick, label]) => [(tick - low) / (high - low || 1), label]);
+}
+
+const barWidth = figure => Math.max(0, ...barTicks(figure).map(([, label]) => widthOf(label)));
+
+function colourBar(figure, {right, top, bottom}, ink) {
+  const {list, range: [low, high]} = figure.colours, count = list?.length ?? 40, tall = (bottom - top) / count, parts = [];
   for (let k = 0; k < count; k++) {
-    const value = list ? k : low + (high - low) * (k + 0.5) / count;
-    parts.push(`<rect x="${near(right + 12)}" y="${near(bottom - (k + 1) * tall)}" width="9" height="${near(tall + (list ? -1 : 0.6))}" fill="${shade(colours, value)}"/>`);
+    const colour = shade(figure.colours, list ? k : low + (high - low) * (k + 0.5) / count);
+    parts.push(rect([right + 12, bottom - (k + 1) * tall, 9, tall + (list ? -1 : 0.6)], `fill="${colour}"`));
   }
-  const ticks = list ? colours.labels.map((label, k) => [k + 0.5, label]) : ticksOf({ticks: colours.ticks, labels: colours.labels, format}, [low, high], 5);
-  for (const [tick, label] of ticks) {
-    const y = list ? bottom - tick * tall : bottom - (tick - low) / (high - low || 1) * (bottom - top);
-    parts.push(text(label, right + 25, y + 0.35 * FONT, ink.ink, 'class="tick"'));
+  for (const [share, label] of barTicks(figure)) {
+    parts.push(text(label, right + 25, bottom - share * (bottom - top) + 0.35 * FONT, ink.ink, 'class="tick"'));
   }
   return parts.join("");
 }
@@ -442,6 +491,6 @@ function sample({mode, colour, symbol, dash = 0, width = 2, opacity = 1}, ink) {
   if (mode === "bars") return `<rect x="6" y="1" width="10" height="10" fill="${colour}" fill-opacity="${opacity}"/>`;
   const line = ["line", "line and points", "steps"].includes(mode) ? `<path d="M1 6H23" stroke="${colour}" stroke-width="${width}"
     stroke-opacity="${opacity}" stroke-dasharray="${DASHES[dash % DASHES.length]}"/>` : "";
-  const dot = mode === "line" || mode === "steps" ? "" : `<path d="${mark(mode === "crosses" ? "x" : symbol, 12, 6, 4)}" ${painted(mode, colour, ink)}/>`;
-  return line + dot;
+  if (mode === "line" || mode === "steps") return line;
+  return `${line}<path d="${mark(mode === "crosses" ? "x" : symbol, 12, 6, 4)}" ${painted(mode, colour, ink)}/>`;
 }

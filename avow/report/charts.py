@@ -33,7 +33,8 @@ class Trace:
 
     `None` among the numbers is a gap. If `hover` is None, nothing is said; of several lines the first is a heading.
     `intervals` are of x. `size` may be one for each point. On pages, `fill` colours what lies between this trace and
-    the one before it. Traces of one name are shown and hidden together.
+    the one before it, and `labels` stand beside the points where there is room. Traces of one name are shown and hidden
+    together.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Trace:
     hover: Sequence[str] | None = ()
     intervals: Sequence[tuple[float, float]] = ()
     fill: bool = False
+    labels: Sequence[str] = ()
 
     @property
     def whiskers(self) -> tuple[list[float], list[float]]:
@@ -173,6 +175,8 @@ def _trace(trace: Trace, plot: Plot) -> dict[str, Any]:
         described["opacity"] = trace.opacity
     if trace.hover is None or len(trace.hover):
         described["hover"] = None if trace.hover is None else list(trace.hover)
+    if trace.labels:
+        described["labels"] = list(trace.labels)
     if trace.intervals:
         described |= {"intervals": [list(ends) for ends in trace.intervals], "whisker": WHISKER}
     return described | ({"fill": True} if trace.fill else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Mapping
 from importlib import resources
@@ -14,16 +15,19 @@ require("jinja2", "latex2mathml", purpose="to write HTML pages")
 from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+import avow
 from avow.core.chart import Table
 from avow.report.formatting import between, count, listed, number, ratio, seconds, shape
 from avow.report.mathml import display, formula
 
+_DOCUMENTATION = "https://github.com/avow-attention/avow/blob/main/docs/README.md"
 _FORMATS = (between, count, listed, number, ratio, seconds, shape)
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A whole page. Each figure, as `charts.figure` describes it, is drawn in the page's element of that id."""
-    return _templates().get_template(template).render(figures=figures, **values)
+    made = {"date": datetime.date.today().isoformat(), "version": avow.__version__, "documentation": _DOCUMENTATION}
+    return _templates().get_template(template).render(figures=figures, **made, **values)
 
 
 def document(title: str, body: str, style: str = "") -> str:

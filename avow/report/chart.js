@@ -165,7 +165,8 @@ function next(spots, at, along, across) {
 
 // ---- words
 
-const escaped = words => String(words).replace(/[&<>"]/g, mark => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[mark]);
+const ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"};
+const escaped = words => String(words).replace(/[&<>"]/g, mark => ENTITIES[mark]);
 const raised = number => String(number).replace(/[-\d]/g, mark => "⁰¹²³⁴⁵⁶⁷⁸⁹"[mark] ?? "⁻");
 
 /** A number as a reader wants it: few digits, thousands apart, powers of ten where it is very small or large. */
@@ -198,8 +199,10 @@ function alternative({traces, cells, x, y}) {
     if (axis.names || there.length < 2) return there.map(value => written(axis, value, 3)).join(", ");
     return `${written(axis, least(there), 3)} to ${written(axis, most(there), 3)}`;
   };
-  const said = traces.filter(trace => trace.hover !== null && trace.x.length).map(trace => `${trace.name ? `${trace.name}: ` : ""}` +
-    `${x.title || "x"} ${span(x, trace.x)}, ${y.title || "y"} ${span(y, trace.y)}`);
+  const said = traces.filter(trace => trace.hover !== null && trace.x.length).map(trace => {
+    const spans = `${x.title || "x"} ${span(x, trace.x)}, ${y.title || "y"} ${span(y, trace.y)}`;
+    return trace.name ? `${trace.name}: ${spans}` : spans;
+  });
   return `${said.join("; ")}. Arrow keys read its points.`;
 }
 
@@ -247,7 +250,9 @@ function rangeOf(axis, values, bars) {
 /** Ticks of an axis that has room for so many: values and their labels. */
 function ticksOf(axis, [low, high], fit) {
   const within = value => value >= low - 1e-9 * (high - low) && value <= high + 1e-9 * (high - low);
-  if (axis.ticks) return axis.ticks.map((tick, i) => [tick, axis.labels?.[i] ?? written(axis, tick)]).filter(([tick]) => within(tick));
+  if (axis.ticks) {
+    return axis.ticks.map((tick, i) => [tick, axis.labels?.[i] ?? written(axis, tick)]).filter(([tick]) => within(tick));
+  }
   const few = Math.max(2, fit);
   if (axis.log) {
     const [first, last] = [Math.log10(low), Math.log10(high)];
@@ -258,13 +263,13 @@ function ticksOf(axis, [low, high], fit) {
       const label = power => short || power === 0 || power === 1 ? written(axis, 10 ** power) : `10${raised(power)}`;
       return powers.map(power => [10 ** power, label(power)]);
     }
-    const found = [];
-    for (let power = Math.floor(first); power <= last; power++) for (const digit of [1, 2, 5]) found.push(Number(`${digit}e${power}`));
-    if (found.filter(within).length > 1) return found.filter(within).map(tick => [tick, written(axis, tick)]);
+    const decades = Array.from({length: Math.ceil(last - first) + 1}, (_, k) => Math.floor(first) + k);
+    const found = decades.flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`))).filter(within);
+    if (found.length > 1) return found.map(tick => [tick, written(axis, tick)]);
   }
   const raw = (high - low) / few, power = 10 ** Math.floor(Math.log10(raw));
   const every = axis.every ?? power * [1, 2, 5, 10].find(step => step * power >= raw * (1 - 1e-9)), found = [];
-  for (let k = Math.ceil(low / every - 1e-9); k * every <= high + 1e-9 * (high - low); k++) found.push(k * every || 0); // not −0
+  for (let k = Math.ceil(low / every - 1e-9); within(k * every); k++) found.push(k * every || 0); // not −0
   return found.map(tick => [tick, written(axis, tick)]);
 }
 
@@ -310,7 +315,8 @@ function composed(figure, width, height, ink, hidden) {
   const words = levels.map(level => text(level.text, left + 4, down.at(level.at) + FONT + 1, ink.soft)).join("");
   // A picture within the picture: what lies outside of the axes is cut off.
   const [a, b, w, h] = [left, top, right - left, bottom - top].map(near), part = `viewBox="${a} ${b} ${w} ${h}"`;
-  const body = `<path d="${grid.join("")}" stroke="${ink.line}" fill="none"/>${labelled(figure, sheet, longest, height, width, ink)}
+  const body = `<path d="${grid.join("")}" stroke="${ink.line}" fill="none"/>
+    ${labelled(figure, sheet, longest, height, width, ink)}
     <svg x="${a}" y="${b}" width="${w}" height="${h}" ${part} preserveAspectRatio="none">${inside}
     <path d="${dotted.join("")}" stroke="${ink.soft}" stroke-dasharray="1.5 3" fill="none"/>${words}${beside(spots, sheet, ink)}
     </svg>${cells ? colourBar(figure, sheet, ink) : ""}`;
@@ -356,7 +362,8 @@ function beside(spots, {left, right, top, bottom}, ink) {
 
 /** One series of lines or points. */
 function series(trace, before, {x, y, left, right}, ink, figure, spots, index) {
-  const places = ({x: xs, y: ys}) => xs.map((one, i) => one === null || ys[i] === null ? null : [near(x.at(one)), near(y.at(ys[i]))]);
+  const place = (one, other) => one === null || other === null ? null : [near(x.at(one)), near(y.at(other))];
+  const places = ({x: xs, y: ys}) => xs.map((one, i) => place(one, ys[i]));
   const points = places(trace), {mode, colour, width = 2, opacity = 1} = trace, parts = [];
   const lines = ["line", "line and points", "steps"].includes(mode);
   if (trace.fill && before) {
@@ -369,10 +376,11 @@ function series(trace, before, {x, y, left, right}, ink, figure, spots, index) {
   }
   const size = i => (Array.isArray(trace.size) ? trace.size[i] : trace.size ?? 8) / 2;
   if (mode !== "line" && mode !== "steps") {
-    const marks = points.map((point, i) => point && mark(mode === "crosses" ? "x" : trace.symbol, ...point, size(i))).filter(Boolean);
-    const look = painted(mode, colour, ink);
+    const symbol = mode === "crosses" ? "x" : trace.symbol, look = painted(mode, colour, ink);
+    const marks = points.map((point, i) => point && mark(symbol, ...point, size(i))).filter(Boolean);
     // What is translucent is drawn one by one: where marks lie on each other, it is darker.
-    for (const d of opacity < 1 ? marks : [marks.join("")]) parts.push(`<path class="points" d="${d}" ${look} opacity="${opacity}"/>`);
+    const shapes = opacity < 1 ? marks : [marks.join("")];
+    parts.push(...shapes.map(d => `<path class="points" d="${d}" ${look} opacity="${opacity}"/>`));
   }
   if (trace.hover !== null) points.forEach((point, i) => {
     if (!point || point[0] < left - 1 || point[0] > right + 1) return;
@@ -415,7 +423,8 @@ function barsOf(trace, place, count, lying, {x, y}, figure, spots, index) {
   const parts = [], whiskers = [];
   trace.x.forEach((one, i) => {
     if (one === null || trace.y[i] === null) return;
-    const [name, value, band] = lying ? [trace.y[i], one, y] : [one, trace.y[i], x], thick = 0.7 * band.band / (lying ? 1 : count);
+    const [name, value, band] = lying ? [trace.y[i], one, y] : [one, trace.y[i], x];
+    const thick = 0.7 * band.band / (lying ? 1 : count);
     const start = band.at(name) - (lying ? thick / 2 : 0.35 * band.band - place * thick), scale = lying ? x : y;
     const [low, high] = [scale.at(0), scale.at(value)].sort((a, b) => a - b);
     const box = lying ? [low, start, high - low, thick] : [start, low, thick, high - low];
@@ -452,7 +461,8 @@ function map({cells, texts, letters, colours, x: {names: columns}, y: {names: ro
 function shade({list, range: [low, high], reversed}, value) {
   if (list) return list[value];
   const share = Math.max(0, Math.min(1, (value - low) / (high - low || 1))), last = SHADES.length - 1;
-  const place = (reversed ? 1 - share : share) * last, parts = i => [1, 3, 5].map(at => parseInt(SHADES[i].slice(at, at + 2), 16));
+  const parts = i => [1, 3, 5].map(at => parseInt(SHADES[i].slice(at, at + 2), 16));
+  const place = (reversed ? 1 - share : share) * last;
   const one = parts(Math.floor(place)), other = parts(Math.min(Math.floor(place) + 1, last));
   return `rgb(${one.map((part, k) => Math.round(part + (other[k] - part) * (place % 1))).join(" ")})`;
 }

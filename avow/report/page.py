@@ -20,13 +20,13 @@ from avow.core.chart import Table
 from avow.report.formatting import between, count, listed, number, ratio, seconds, shape
 from avow.report.mathml import display, formula
 
-_DOCUMENTATION = "https://github.com/avow-attention/avow/blob/main/docs/README.md"
+DOCUMENTATION = "https://github.com/avow-attention/avow/blob/main/docs/README.md"
 _FORMATS = (between, count, listed, number, ratio, seconds, shape)
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A whole page. Each figure, as `charts.figure` describes it, is drawn in the page's element of that id."""
-    made = {"date": datetime.date.today().isoformat(), "version": avow.__version__, "documentation": _DOCUMENTATION}
+    made = {"date": datetime.date.today().isoformat(), "version": avow.__version__, "documentation": DOCUMENTATION}
     return _templates().get_template(template).render(figures=figures, **made, **values)
 
 

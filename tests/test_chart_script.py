@@ -100,6 +100,20 @@ def test_arrow_keys_read_every_point_and_escape_ends_it(page: Any) -> None:
     ]
     page.keyboard.press("Escape")
     assert tip(page) is None
+    draw(page, figure(Plot("", Axis("x"), Axis("y"), [Trace("", [1, 2, 3], [1, None, 3], "line", LOOKS[0])])))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert tip(page) == "x 3\ny 3", "over a gap"
+
+
+def test_what_a_finger_found_stays(browser: Any) -> None:  # noqa: F811
+    phone = browser.new_page(has_touch=True, viewport={"width": 390, "height": 844})
+    phone.set_content(PAGE.format(style=asset("style.css"), script=asset("chart.js")).replace("700px", "380px"))
+    phone.wait_for_function("() => window.draw")
+    draw(phone, figure(LINES))
+    phone.touchscreen.tap(*phone.evaluate(AT, [2, 1e-3]))
+    assert tip(phone) == "wide <b>\nunits 2\nerror 0.001"
+    phone.close()
 
 
 def test_a_series_is_hidden_and_shown_by_its_key_and_the_axes_follow(page: Any) -> None:
@@ -233,7 +247,10 @@ def test_a_saved_picture_is_a_document_of_its_own(page: Any) -> None:
     assert root.tag == "{http://www.w3.org/2000/svg}svg" and "var(" not in text
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Errors", "wide <b>", "deep", "units", "error"} <= set(words)
-    assert not root.findall(".//{http://www.w3.org/2000/svg}image")
+    page.click("#place .keys button >> nth=1")
+    with page.expect_download() as saved:
+        page.evaluate("savePicture(place, 'errors')")
+    assert "deep" not in saved.value.path().read_text(), "what is hidden is not saved"
 
 
 def test_a_map_reads_each_square(page: Any) -> None:

@@ -7,16 +7,17 @@ const FONT = 13, SMALL = 11, NEAR = 40, LOOSE = 1e5;
 const DASHES = ["", "8 5", "2 3", "8 4 2 4", "14 5"];
 const PAGE = {ink: "var(--ink)", soft: "var(--soft)", line: "var(--line)", page: "var(--page)"};
 const FILE = {ink: "#1c2128", soft: "#59636e", line: "#d8dde3", page: "#ffffff"};
-// From pale to strong on white and on black alike.
+// From low to high, seen on white and on black.
 const SHADES = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
 
 /** Draw a figure in an element, or draw it again with other numbers: the focus and hidden series stay. */
 export function draw(element, figure) {
-  let state = states.get(element);
-  if (!state || !element.contains(state.svg)) states.set(element, state = mounted(element));
-  if (JSON.stringify(figure) === state.drawn) return;
-  Object.assign(state, {figure, drawn: JSON.stringify(figure)});
+  const known = states.get(element), state = known && element.contains(known.svg) ? known : mounted(element);
+  const drawn = JSON.stringify(figure);
+  if (drawn === state.drawn) return;
+  Object.assign(state, {figure, drawn});
   writeKeys(state);
+  if (state !== known) Object.assign(state, measured(state.svg)); // the observer says when it changes
   paint(state);
 }
 
@@ -34,7 +35,7 @@ export function svgText(figure, width = 900, height = 520) {
     across += wide;
   }
   const above = (figure.title ? 26 : 6) + (entries.length ? rows.length * 20 : 0);
-  const title = figure.title ? text(figure.title, 12, 22, FILE.ink, 'font-weight="650" font-size="15"') : "";
+  const title = fitting(figure.title ?? "", 0.8 * width), heading = text(title, 12, 22, FILE.ink, 'font-weight="650" font-size="15"');
   const keys = rows.flatMap((row, i) => row.map(({x, name, trace}) => {
     const y = above - 20 * (rows.length - i) + 14;
     return `<g transform="translate(${x} ${y - 10})">${sample(trace, FILE)}</g>${text(name, x + 28, y, FILE.ink)}`;
@@ -42,12 +43,13 @@ export function svgText(figure, width = 900, height = 520) {
   const {body} = composed(figure, width, height - above, FILE, new Set());
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
     `font-family="system-ui, sans-serif" font-size="${FONT}"><title>${escaped(nameOf(figure))}</title>` +
-    `<rect width="100%" height="100%" fill="${FILE.page}"/>${title}${keys}<g transform="translate(0 ${above})">${body}</g></svg>`;
+    `<rect width="100%" height="100%" fill="${FILE.page}"/>${heading}${keys}<g transform="translate(0 ${above})">${body}</g></svg>`;
 }
 
-/** Save what an element shows as an SVG file of this name. */
+/** Save what an element shows as an SVG file of this name; hidden series are not in it. */
 export function savePicture(element, name) {
-  const url = URL.createObjectURL(new Blob([svgText(states.get(element).figure)], {type: "image/svg+xml"}));
+  const {figure, hidden} = states.get(element), traces = figure.traces?.filter(trace => !hidden.has(trace.name));
+  const url = URL.createObjectURL(new Blob([svgText({...figure, traces})], {type: "image/svg+xml"}));
   Object.assign(document.createElement("a"), {href: url, download: `${name}.svg`}).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
@@ -67,7 +69,10 @@ for (const moment of ["beforeprint", "afterprint"]) addEventListener(moment, () 
   }
 });
 
-const measured = svg => ({width: svg.clientWidth, height: svg.clientHeight});
+function measured(svg) {
+  const {width, height} = svg.getBoundingClientRect();
+  return {width, height};
+}
 
 function mounted(element) {
   const id = element.id || `figure-${Math.random().toString(36).slice(2)}`;
@@ -75,14 +80,15 @@ function mounted(element) {
     aria-roledescription="chart" aria-describedby="${id}-about" font-size="${FONT}"><g aria-hidden="true"></g></svg>
     <p class="about" id="${id}-about"></p><output class="tip" hidden></output>`;
   const [keys, svg, about, tip] = element.children;
-  const state = {keys, svg, about, tip, hidden: new Set(), listed: "", at: null, ...measured(svg)};
+  const state = {keys, svg, about, tip, hidden: new Set(), spots: [], listed: "", at: null};
   const point = event => {
     const {left, top} = svg.getBoundingClientRect();
     show(state, nearest(state.spots, event.clientX - left, event.clientY - top));
   };
   svg.addEventListener("pointermove", point);
   svg.addEventListener("pointerdown", point);
-  svg.addEventListener("pointerleave", () => show(state, null));
+  // What a finger has found stays until the next tap.
+  svg.addEventListener("pointerleave", event => { if (event.pointerType !== "touch") show(state, null); });
   svg.addEventListener("blur", () => show(state, null));
   svg.addEventListener("keydown", event => {
     if (event.key === "Escape") show(state, null);
@@ -98,6 +104,7 @@ function mounted(element) {
     event.target.closest("button").setAttribute("aria-pressed", !state.hidden.has(name));
     paint(state);
   });
+  states.set(element, state);
   sizes.observe(svg);
   return state;
 }
@@ -157,7 +164,8 @@ function nearest(spots, x, y) {
 /** The next point of the series, or the nearest one of the next series; the first where none was shown. */
 function next(spots, at, along, across) {
   if (!at) return spots[0];
-  if (along) return spots.filter(({series}) => series === at.series).find(({i}) => i === at.i + along) ?? at;
+  const own = spots.filter(({series}) => series === at.series);
+  if (along) return own[own.findIndex(({i}) => i === at.i) + along] ?? at;
   const all = [...new Set(spots.map(({series}) => series))], series = all[all.indexOf(at.series) + across];
   const there = spots.filter(spot => spot.series === series);
   return there.reduce((best, spot) => Math.abs(spot.x - at.x) < Math.abs(best.x - at.x) ? spot : best, there[0]) ?? at;

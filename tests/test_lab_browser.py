@@ -241,6 +241,23 @@ def test_a_phone_need_not_scroll_sideways_and_the_dark_is_dark(visit: Opener, la
         assert phone.page.evaluate("document.getAnimations().length") == 0
 
 
+def test_forced_colours_leave_the_bars_and_what_is_chosen_to_be_seen(visit: Opener) -> None:
+    found = visit("explorer", forced_colors="active")
+    found.judged("kept")
+    colours = "one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]"
+    ink, ground = found.page.eval_on_selector(".presets [aria-pressed=true]", colours)
+    assert (
+        ink != ground
+        and found.page.eval_on_selector(
+            ".presets [aria-pressed=true]", "one => getComputedStyle(one).forcedColorAdjust"
+        )
+        == "none"
+    ), "no plate hides its words"
+    bar = found.page.eval_on_selector("#weights span.wanted", "one => getComputedStyle(one).backgroundColor")
+    assert bar != found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert found.page.eval_on_selector("#weights span", "one => getComputedStyle(one).printColorAdjust") == "exact"
+
+
 def test_paper_is_white_and_says_where_the_controls_stand(visit: Opener) -> None:
     found = visit("explorer", color_scheme="dark")
     found.judged("kept")

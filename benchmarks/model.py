@@ -20,6 +20,7 @@ import avow
 from avow.bench.results import Result, Row
 from avow.core import Certificate
 from avow.integrations.transformers import CertifiedCache, disable, enable, profile, verify
+from avow.integrations.transformers.head_kinds import KINDS
 from avow.integrations.transformers.model_files import load_model
 from avow.nn import KeyValueCache
 from benchmarks.options import Options
@@ -131,7 +132,7 @@ def profiled(options: Options) -> list[Result]:
     able = {x: sum(head.within_tolerance(x, 1e-2) is not None for head in made.heads) for x in made.heads[0].methods}
     row: Row = {
         "heads": len(made.heads),
-        **{kind: counted[kind] for kind in ("copying", "local", "diffuse", "averaging")},
+        **{kind: counted[kind] for kind in KINDS},
         **{f"{method} proves": count for method, count in able.items()},
         "planned sparse": made.plan.changed,
         "share of bytes": made.share,

@@ -51,7 +51,7 @@ def profile(
     from avow.integrations.transformers.profiling import ProfileInterrupted
     from avow.integrations.transformers.profiling import profile as measure
     from avow.report.charts import columns
-    from avow.report.profile import headline, kinds_table, methods_table, profile_page, speed_table
+    from avow.report.profile import kinds_table, methods_table, profile_page, speed_table
     from avow.report.terminal import bold, progress
 
     html = report_file(html, Path("out/profile.html"))
@@ -81,7 +81,7 @@ def profile(
     if result.speed is not None:
         tables.append(speed_table(result.speed))
     parts = [part for table in tables for part in (columns(table), "")]
-    present(as_json, plain(result), *parts, bold(headline(result)), written=written, reported=html is not None)
+    present(as_json, plain(result), *parts, bold(result.headline), written=written, reported=html is not None)
     if stopped:
         typer.echo(f"avow: interrupted after {stopped}", err=True)
         raise typer.Exit(130)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
@@ -39,7 +38,7 @@ def profile_page(profile: Profile, command: str, machine: str, words: Sequence[s
         "profile.html",
         figures,
         title="avow profile",
-        headline=headline(profile),
+        headline=profile.headline,
         profile=profile,
         speed=None if profile.speed is None else speed_table(profile.speed),
         kinds=kinds_table(profile),
@@ -52,18 +51,6 @@ def profile_page(profile: Profile, command: str, machine: str, words: Sequence[s
         command=command,
         machine=machine,
     )
-
-
-def headline(profile: Profile) -> str:
-    """The profile in a sentence."""
-    changed, tol, budget, model = profile.plan.changed, f"{profile.tol:g}", f"{profile.budget:.0%}", profile.model
-    if profile.unmeasured:
-        measured = len(profile.layers)
-        model = f"{model}, {measured} of {measured + len(profile.unmeasured)} layers"
-    if not changed:
-        return f"{model}: no head keeps {tol} within {budget} of what exact attention costs"
-    sentence = f"{model}: {changed} of {len(profile.heads)} heads keep {tol} at {budget} of exact attention or less"
-    return sentence if profile.speed is None else f"{sentence}; {profile.speed.verdict}"
 
 
 def speed_table(speed: Speed) -> Table:
@@ -156,8 +143,7 @@ def _percent(shares: list[float]) -> str:
 
 def kind_rules(profile: Profile) -> list[tuple[HeadKind, int, str]]:
     """Each kind, how many heads are of it, and its rule."""
-    counted = Counter(head.figures.kind for head in profile.heads)
-    return [(kind, counted[kind], rule) for kind, rule in KINDS.items()]
+    return [(kind, profile.kinds[kind], rule) for kind, rule in KINDS.items()]
 
 
 def heads_to_open(profile: Profile, words: Sequence[str]) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from avow.calibration import Rates, rates
-from avow.core import Certificate, Kind, Method, Norms, Problem
+from avow.core import Certificate, Kind, Method, Norms, Problem, notebook
 from avow.core.certify import certify
 from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
 from avow.integrations.transformers.forward import watching
-from avow.integrations.transformers.head_kinds import HeadKind, head_kind
+from avow.integrations.transformers.head_kinds import KINDS, HeadKind, head_kind
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
 from avow.methods import exact_method, method_named
 from avow.numerics.sketch import sketched
@@ -145,7 +145,7 @@ class Head:
         return min(offers, key=lambda offer: offer.share, default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Every head of every attention layer of a model over one text.
 
@@ -174,6 +174,36 @@ class Profile:
     @property
     def heads(self) -> list[Head]:
         return [head for heads in self.layers.values() for head in heads]
+
+    @property
+    def headline(self) -> str:
+        """The profile in a sentence."""
+        changed, tol, budget, model = self.plan.changed, f"{self.tol:g}", f"{self.budget:.0%}", self.model
+        if self.unmeasured:
+            model = f"{model}, {len(self.layers)} of {len(self.layers) + len(self.unmeasured)} layers"
+        if not changed:
+            return f"{model}: no head keeps {tol} within {budget} of what exact attention costs"
+        sentence = f"{model}: {changed} of {len(self.heads)} heads keep {tol} at {budget} of exact attention or less"
+        return sentence if self.speed is None else f"{sentence}; {self.speed.verdict}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"  {kind:11}{many}" for kind, many in self.kinds.items())])
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        size = f"{self.tokens:,} tokens, {len(self.layers)} layers, {len(self.heads)} heads"
+        lines = [("text", size), ("unit", "tolerances are relative to the longest value that a row sees")]
+        if self.unmeasured:
+            lines.append(("interrupted", f"not measured, and exact in the plan: {', '.join(self.unmeasured)}"))
+        rows = [(kind, many, KINDS[kind]) for kind, many in self.kinds.items()]
+        return notebook.card(self.headline, notebook.facts(lines), notebook.table(("kind", "heads", "rule"), rows))
+
+    @property
+    def kinds(self) -> dict[HeadKind, int]:
+        """How many heads are of each kind."""
+        return {kind: sum(head.figures.kind == kind for head in self.heads) for kind in KINDS}
 
     @property
     def share(self) -> float:

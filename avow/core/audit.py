@@ -58,7 +58,7 @@ class Audit:
         return f"{self._recomputed}: largest errors {largest}\n{self.certificate}"
 
     def _repr_html_(self) -> str:
-        errors = [(f"largest error {unit}", f"{error:.2e}") for unit, error in self._largest().items()]
+        errors = [(f"largest error, {unit}", f"{error:.2e}") for unit, error in self._largest().items()]
         promise = self.certificate.kind != "none"
         return notebook.card(self._recomputed, notebook.facts(errors), self.certificate._repr_html_(), promise=promise)
 

@@ -10,7 +10,7 @@ from html import escape
 
 _LINE = "1px solid color-mix(in srgb, currentColor 18%, transparent)"
 _CELL = "padding:.15em .8em .15em 0;text-align:left;vertical-align:top;background:none;border:0"
-_NUMBERS = "font-variant-numeric:tabular-nums"
+_TABLE = "border-collapse:collapse;margin:.3em 0;font-size:inherit;font-variant-numeric:tabular-nums"
 # Of a card that promises something, and of one that does not.
 _PROMISE, _NO_PROMISE = "#2a9d6f", "#c9831c"
 
@@ -39,10 +39,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], marked: int
     head = "".join(f'<th style="{_CELL};opacity:.7;font-weight:600">{escape(heading)}</th>' for heading in headings)
     lines = [f"<tr>{head}</tr>"]
     for i, row in enumerate(rows):
-        style = f"{_CELL};border-top:{_LINE}" + (";font-weight:700" if i == marked else "")
-        lines.append("<tr>" + "".join(f'<td style="{style}">{escape(str(cell))}</td>' for cell in row) + "</tr>")
+        *first, last = (escape(str(cell)) for cell in row)
+        # The last column is prose, which may wrap.
+        cells = [f'<td style="{_CELL};white-space:nowrap">{cell}</td>' for cell in first]
+        style = f"border-top:{_LINE}" + (";font-weight:700" if i == marked else "")
+        lines.append(f'<tr style="{style}">{"".join(cells)}<td style="{_CELL}">{last}</td></tr>')
     return f'<div style="max-height:22em;overflow:auto">{_table(lines)}</div>'
 
 
 def _table(rows: Iterable[str]) -> str:
-    return f'<table style="border-collapse:collapse;margin:.3em 0;{_NUMBERS}"><tbody>{"".join(rows)}</tbody></table>'
+    return f'<table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table>'

@@ -68,20 +68,15 @@ def test_heads_called_induction_read_what_followed_the_same_word(loaded: tuple[A
 
     assert {(17, 3), (17, 5), (18, 6), (20, 6)} <= of("induction") and len(of("induction")) <= 15
     assert {(8, 0), (14, 3)} <= of("same") and (16, 0) in of("previous")
-    # Layer 18, head 6, at "blue": the first words of "teapot" behind earlier occurrences.
-    last = kinds[18, 6].readings[-1]
-    blue = [j for j in range(1, last.position) if ids[0, j] == ids[0, last.position]]
-    assert last.position == ids.shape[1] - 1 and tokens.decode(ids[0, -1]) == " blue"
-    assert {j for j, _ in last.tokens[:2]} == {j + 1 for j in blue}
-    assert sum(mass for _, mass in last.tokens[:2]) > 0.8
-    # Each row that an induction head reads with reads what followed the same word.
-    hits = [
-        ids[0, row.tokens[0][0] - 1] == ids[0, row.position]
-        for place in ((17, 3), (18, 6))
-        for row in kinds[place].readings
-        if row.tokens[0][0] > 0
-    ]
-    assert len(hits) >= 8 and sum(map(bool, hits)) >= 0.8 * len(hits)
+    # A row in which an induction head reads anything reads what followed the same word; other heads' rows do not.
+
+    def hits(place: tuple[int, int]) -> list[bool]:
+        rows = [(row.position, row.tokens[0][0]) for row in kinds[place].readings]
+        return [bool(ids[0, j - 1] == ids[0, i]) for i, j in rows if j > 0]
+
+    found_out = [hit for place in ((17, 3), (17, 5), (18, 6)) for hit in hits(place)]
+    assert len(found_out) >= 12 and sum(found_out) >= 0.7 * len(found_out)
+    assert sum(hits((16, 0))) <= 1, "the word before is another"
 
 
 def test_the_model_is_found_in_its_folder_and_in_its_file(loaded: tuple[Any, Any]) -> None:  # noqa: F811

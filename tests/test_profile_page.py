@@ -69,6 +69,7 @@ def test_the_maps_are_drawn_on_a_phone_in_the_dark(browser: Any, made: Profile, 
     path = tmp_path / "profile.html"
     path.write_text(profile_page(made, "avow profile", "one machine"))
     phone = Visit(browser, path, viewport={"width": 360, "height": 740}, color_scheme="dark")
+    phone.page.locator("#reading").scroll_into_view_if_needed()
     phone.page.wait_for_selector("#reading .heatmaplayer image", state="attached")
     phone.page.locator("#rank").scroll_into_view_if_needed()
     phone.page.wait_for_selector("#rank .heatmaplayer image", state="attached")

@@ -171,6 +171,8 @@ class Page:
     seconds: float = 20.0
     # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
     cacheable: bool = False
+    # What a copy of the page without a server shows: the answer is embedded in it.
+    static: Callable[[], Answer] | None = None
 
     @property
     def takes_files(self) -> bool:

@@ -25,6 +25,7 @@ from avow.theory.claims.random_search import AMENDED, STATED, check_variant, exc
 from avow.theory.claims.running import judged_after_needs
 from tests.helpers.lab import Lab, running
 from tests.helpers.lab_visits import Opener, Visit
+from tests.test_lab_access import serious
 
 # Claims that are quick to judge, of every verdict that there is.
 QUICK = ("softmax-categorical", "relu-linear-a", "relu-linear-b", "finite-mask", "project-out", "momentum-ema")
@@ -580,3 +581,18 @@ def test_an_address_of_no_claim_is_told_so(browser: Any, lab: Lab) -> None:
     found.judged("proved")
     assert found.page.locator("#trouble").is_hidden()
     found.page.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_neither_the_quiz_nor_a_search_has_a_serious_violation(visit: Opener, lab: Lab, scheme: str) -> None:
+    found = visit("claims?mode=guess+first&claim=finite-mask", color_scheme=scheme)
+    found.page.wait_for_selector("#quiz:not([hidden])")
+    assert serious(found.page) == []
+    found.page.click("#guesses [data-guess=proved]")
+    found.page.wait_for_function("() => !document.getElementById('reason').textContent.startsWith('The check runs')")
+    assert serious(found.page) == []
+    found.page.goto(lab.address + "claims?claim=relu-linear-a&hunt=true")
+    found.page.wait_for_selector("#caught:not([hidden])")
+    found.page.wait_for_selector("#judged .figure svg")
+    assert serious(found.page) == []

@@ -72,7 +72,7 @@ def _copied(claim: Claim, case: Case) -> Chart:
     best = max(queries, key=weight)
     series = {
         "weight on key 1": (queries, [weight(query) for query in queries]),
-        "asked for, 1/(1 + ε)": ([-20, 20], [1 / (1 + eps)] * 2),
+        "asked for, 1/(1 + ε)": ([-20.0, 20.0], [1 / (1 + eps)] * 2),
         CASE: ([best], [weight(best)]),
     }
     places = ", ".join(f"{key:g}" for key in keys)

@@ -20,7 +20,6 @@ from starlette.responses import HTMLResponse, Response
 from avow.errors import AvowError, InputError, ParameterError
 from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, templates
 from avow.lab.request_queue import RequestQueue
-from avow.lab.scenes import claims_about
 from avow.lab.security import JsonResponse, Refused, SecurityMiddleware, error_response, read_body
 from avow.lab.uploads import FileStore
 
@@ -142,8 +141,7 @@ def render(name: str, package: str, token: str, page: Page | None = None, lost: 
     given = {"page": page, "pages": list(all_pages(package).values()), "token": token, "lost": lost}
     # A page without a template of its own has no picture.
     template = templates(package).select_template([f"{name}.html", "page.html"])
-    about = claims_about(page.name) if page else {}
-    return template.render(given, controls=page.inputs.controls() if page else {}, static=static_files(), about=about)
+    return template.render(given, controls=page.inputs.controls() if page else {}, static=static_files())
 
 
 @functools.cache

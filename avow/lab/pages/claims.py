@@ -87,7 +87,8 @@ def preview(inputs: ClaimsInputs) -> Answer:
             check_variant(claim, inputs.variant)
     except ParameterError as error:
         return {"ledger": ledger, "trouble": error}
-    return {"ledger": ledger, "claim": _shown(claim), "facts": _WORDS.facts("facts", claim, None)}
+    live = {"tone": _tone(claim.expected), "word": claim.expected, "says": _WORDS.say("awaited")}
+    return {"ledger": ledger, "claim": _shown(claim), "facts": _WORDS.facts("facts", claim, None), "live": live}
 
 
 def verdict(inputs: ClaimsInputs) -> Answer:

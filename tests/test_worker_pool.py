@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,18 @@ def test_the_limit_holds_for_each_message(pool: WorkerPool) -> None:
     with pytest.raises(TimeLimitError, match=r"0\.1 s"):
         ask(pool, seconds=0.1, pause=60.0)
     assert ask(pool) == [b"message 0"], "the next task gets a fresh worker"
+
+
+def test_a_worker_that_stands_still_goes_on_later_and_its_limit_waits_for_it() -> None:
+    pool = WorkerPool(ECHO)
+    ask(pool)
+    answer = pool.submit(lambda worker: list(worker.messages({"messages": 3, "pause": 0.1}, 1.0)))
+    pool.suspend()
+    time.sleep(2.0)
+    assert not answer.done(), "neither an answer nor the end of its time"
+    pool.resume()
+    assert len(answer.result(60)) == 3
+    pool.close()
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,11 @@ PACKAGE = "avow.lab.pages"
 
 # What a page answers, as JSON holds it. The shared script knows these entries, and hands the rest to the page's own:
 #   shown    values of controls that the reader left to the page, by name
-#   facts    [{"label", "value", "about"}], the numbers beside the picture
+#   facts    [{"label", "value", "about"}], the numbers beside the picture; the page shows three digits of each
 #   figures  plotly figures by the id of the element they are drawn in; a trace of null is the one drawn there before
 #   verdict  {"tone", "word", "says", "steps"}, of a verdict only; tones are those of badges: proved, refuted, none
+#   live     {"tone", "word", "says"}, of a preview only: what the verdict will probably be, shown as "≈ word" meanwhile
+#   python   what a reader would type to get the same: lines that import avow and call what is public
 #   trouble  the error of an input that leaves something to show, such as a list to choose from
 Answer = dict[str, Any]
 
@@ -39,6 +41,11 @@ def fact(label: str, value: str, about: str = "") -> dict[str, str]:
 def judgement(tone: str, word: str, says: str, steps: Sequence[str] = ()) -> Answer:
     """The entry `verdict` of an answer."""
     return {"tone": tone, "word": word, "says": says, "steps": list(steps)}
+
+
+def expectation(holds: bool, says: str, kept: str = "kept", broken: str = "not kept") -> Answer:
+    """The entry `live` of a preview's answer: the verdict that float arithmetic expects."""
+    return {"tone": "proved" if holds else "refuted", "word": kept if holds else broken, "says": says}
 
 
 class Words:
@@ -160,8 +167,11 @@ class Page:
 
     `preview` is float arithmetic, quick enough to follow a drag; `verdict` is rigorous. Both run in a process that is
     ended when they take longer than `seconds` or when nobody waits for them any more. Pages that take files get their
-    tensors as a second argument. `avow/lab/templates/<name>.html` has the places that the script draws in, the formulas
-    and the drawing for the front page.
+    tensors as a second argument. `avow/lab/templates/<name>.html` has the places that the script draws in and the
+    formulas.
+
+    The page that comes first is the front page, at `/`. Each leads to the next; those of the workshop come last, and
+    `avow/lab/templates/signs.html` has the drawings that its index shows.
     """
 
     name: str
@@ -177,6 +187,16 @@ class Page:
     cacheable: bool = False
     # What a copy of the page without a server shows: the answer is embedded in it.
     static: Callable[[], Answer] | None = None
+    # What else the page computes, by the last part of its address; in a process that keeps what it has loaded.
+    calls: Mapping[str, Callable[..., Answer]] = field(default_factory=dict)
+    call_seconds: float = 120.0
+    # Its name in the row of pages, where that is not its title.
+    short: str = ""
+    workshop: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.short or self.title
 
     @property
     def takes_files(self) -> bool:

@@ -1,14 +1,18 @@
 """Computations for the pages, in worker processes: limited in number and time, ended when nobody waits for them.
 
-Previews have a process to themselves, and proofs give way to them where there are too few cores for both, so that a
-long proof never makes a slider stutter.
+Previews have a process to themselves, and while somebody moves something proofs stand still, so that a long proof never
+makes a slider stutter. Niceness alone does not do that: Linux shares cores first among sessions, and a browser is in
+another one than the lab.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import signal
+import sys
 import weakref
 from typing import Any
 
@@ -23,6 +27,8 @@ from avow.worker_pool import Handler, Send, TimeLimitError, Worker, WorkerError,
 _GRACE_SECONDS = 0.5
 # What low priority adds to the niceness of a process.
 _NICENESS = 5
+# After the last preview, proofs stand still for this long; after so many seconds of that, they work for a while.
+_REST, _MOST_REST, _WORK = 0.25, 20.0, 2.0
 # What is freed goes back to the system: else glibc raises the size from which it does, and a heap of tensors keeps
 # hundreds of megabytes.
 _VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
@@ -41,11 +47,26 @@ class Busy(AvowError):
 class RequestQueue:
     """Requests to the pages of a package, for `workers` processes; further ones start as they are needed.
 
-    Answers are JSON as the process wrote it. With `low_priority` the processes leave the cores to others.
+    Answers are JSON as the process wrote it. With `low_priority` the processes leave the cores to others. Those of the
+    queue that this one comes `before` stand still while it is asked. With `keep` a process outlives whoever gave up
+    waiting for it, for it is slow to load.
     """
 
-    def __init__(self, package: str, workers: int, most_waiting: int = 100, *, low_priority: bool = False) -> None:
-        self._package, self._low_priority = package, low_priority
+    def __init__(
+        self,
+        package: str,
+        workers: int,
+        most_waiting: int = 100,
+        *,
+        low_priority: bool = False,
+        before: RequestQueue | None = None,
+        keep: bool = False,
+        threads: int = 1,
+    ) -> None:
+        self._package, self._low_priority, self._threads = package, low_priority, threads
+        self._before, self._keep = before, keep
+        self._resting: asyncio.TimerHandle | None = None
+        self._rested_since = self._worked_since = float("-inf")
         self._pool = WorkerPool(self._worker)
         self._gate = asyncio.Semaphore(workers)
         self._room, self._waiting = most_waiting, 0
@@ -55,12 +76,34 @@ class RequestQueue:
         self._files: weakref.WeakKeyDictionary[Worker, str] = weakref.WeakKeyDictionary()
 
     async def start(self) -> None:
-        """Begin to start one process; requests wait for it."""
+        """Start one process; requests wait for it."""
         await self._gate.acquire()
-        self._start_worker()
+        await asyncio.gather(*self._start_worker())
+
+    def rest(self) -> None:
+        """Have every process stand still for a moment, but not for ever: who waits for a proof gets it some day."""
+        loop = asyncio.get_running_loop()
+        if self._resting is None:
+            if loop.time() < self._worked_since + _WORK:
+                return
+            self._rested_since = loop.time()
+        else:
+            self._resting.cancel()
+        if loop.time() > self._rested_since + _MOST_REST:
+            self._worked_since = loop.time()
+            self._work()
+        else:
+            self._pool.suspend()
+            self._resting = loop.call_later(_REST, self._work)
+
+    def _work(self) -> None:
+        self._resting = None
+        self._pool.resume()
 
     async def ask(self, request: dict[str, Any], seconds: float, file: tuple[str, bytes] | None = None) -> bytes:
         """The answer; cancelling this ends the computation."""
+        if self._before is not None:
+            self._before.rest()
         if self._waiting >= self._room:
             raise Busy("requests", self._waiting, "fill the queue", "try again in a moment")
         self._waiting += 1
@@ -80,11 +123,14 @@ class RequestQueue:
         try:
             await asyncio.wait({answer})
         except asyncio.CancelledError:
-            await asyncio.wait({answer}, timeout=_GRACE_SECONDS)
+            await asyncio.wait({answer}, timeout=0 if self._keep else _GRACE_SECONDS)
             raise
         finally:
             if answer.done() and answer.exception() is None:
                 self._gate.release()
+            elif self._keep and not answer.done():
+                self._starting.add(finishing := asyncio.ensure_future(self._finish(answer)))
+                finishing.add_done_callback(self._starting.discard)
             else:
                 self._pool.kill(future)
                 answer.cancel()
@@ -102,18 +148,32 @@ class RequestQueue:
     async def close(self) -> None:
         """Leave no process behind; whoever waits for an answer gets an error at once."""
         self._closed = True
+        if self._resting is not None:
+            self._resting.cancel()
         self._pool.close()
         await asyncio.gather(*self._starting, return_exceptions=True)
 
+    async def _finish(self, answer: asyncio.Future[bytes]) -> None:
+        """Wait for an answer that nobody wants any more; the place in the gate is free when the process is."""
+        await asyncio.wait({answer})
+        if answer.exception() is None:
+            self._gate.release()
+        else:
+            self._start_worker()
+
     def _worker(self) -> Worker:
-        worker = Worker("avow.lab.request_queue:handler", self._package, variables=_VARIABLES)
+        handler = "avow.lab.request_queue:handler"
+        worker = Worker(handler, self._package, threads=self._threads, variables=_VARIABLES)
         if self._low_priority and hasattr(os, "setpriority"):
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, worker.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         return worker
 
-    def _start_worker(self) -> None:
-        """Start a process; the place in the gate, which the caller holds, is free when it is loaded."""
+    def _start_worker(self) -> tuple[asyncio.Task[None], ...]:
+        """Start a process; the place in the gate, which the caller holds, is free when it is loaded.
+
+        The task that waits for that; none if the queue is closed.
+        """
 
         async def start() -> None:
             # Where it cannot be started, the next request says why.
@@ -125,10 +185,11 @@ class RequestQueue:
 
         if self._closed:
             self._gate.release()
-            return
+            return ()
         task = asyncio.ensure_future(start())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
+        return (task,)
 
     def _answer(self, worker: Worker, request: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> bytes:
         name, content = file or (None, b"")
@@ -141,10 +202,11 @@ class RequestQueue:
 
 
 def handler(package: str) -> Handler:
-    """What a worker does with a request: it names a page, `preview` or `verdict`, the inputs, and a file if any.
+    """What a worker does with a request: it names a page, what of it is called, the inputs, and a file if any.
 
     It sends what the page says as JSON, or the parts of its mistake; where the page still has something to say, both.
     """
+    _end_with_parent()
     pages = all_pages(package)
     tensors: dict[str, torch.Tensor] = {}
 
@@ -155,7 +217,8 @@ def handler(package: str) -> Handler:
                 tensors = tensors_of(content)
             page = pages[request["page"]]
             files = [tensors if request["file"] else {}] if page.takes_files else []
-            answer = getattr(page, request["what"])(page.inputs.of(request["inputs"]), *files)
+            compute = page.calls.get(request["what"]) or getattr(page, request["what"])
+            answer = compute(page.inputs.of(request["inputs"]), *files)
             trouble = answer.pop("trouble", None)
             body = json_bytes((error_body(trouble) if trouble else {}) | {"answer": answer})
         except Exception as error:
@@ -163,3 +226,10 @@ def handler(package: str) -> Handler:
         send(body)
 
     return handle
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process with the lab: one that stands still cannot notice by itself that it is alone."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

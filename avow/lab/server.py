@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError, InputError, ParameterError
-from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, templates
+from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages
+from avow.lab.rendering import TYPES, render, row, static_files, story_script, workshop
 from avow.lab.request_queue import RequestQueue
 from avow.lab.security import JsonResponse, Refused, SecurityMiddleware, error_response, read_body
 from avow.lab.uploads import FileStore
@@ -30,9 +30,8 @@ _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
 # Answers that a page lets the server keep; the oldest goes first.
 _MOST_CACHED = 256
-# The reports' style is the lab's too.
-_SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
-_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+# Shared addresses open again if the lab is always found at one port.
+USUAL_PORT = 8642
 
 
 def server(
@@ -57,6 +56,14 @@ def server(
     return Server(uvicorn.Config(app, http="h11", loop="asyncio", **settings))
 
 
+def bound_to_usual() -> socket.socket:
+    """A socket on loopback: the usual port, or any free one if that is taken."""
+    try:
+        return bound(USUAL_PORT)
+    except ParameterError:
+        return bound(0)
+
+
 def bound(port: int) -> socket.socket:
     """A socket on loopback: this port, or any free one if it is 0."""
     # Named as TCP, asyncio sends at once; else small answers wait 40 ms for the other side's acknowledgement.
@@ -73,18 +80,27 @@ def bound(port: int) -> socket.socket:
 def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     """The application for one port and one token behind its security rules; its pages are those of a package."""
     files = FileStore()
-    previews, proofs = RequestQueue(package, 1), RequestQueue(package, _PROOFS_AT_A_TIME, low_priority=True)
+    proofs = RequestQueue(package, _PROOFS_AT_A_TIME, low_priority=True)
+    previews = RequestQueue(package, 1, before=proofs)
+    # Models stay loaded in its one process, which starts when it is first asked, and leaves a core to whoever reads.
+    readers = RequestQueue(package, 1, low_priority=True, keep=True, threads=max(1, (os.cpu_count() or 1) - 1))
 
     async def close() -> None:
-        await asyncio.gather(previews.close(), proofs.close())
+        await asyncio.gather(previews.close(), proofs.close(), readers.close())
+
+    async def start() -> None:
+        # One after the other: the browser opens its first page meanwhile.
+        await previews.start()
+        await proofs.start()
 
     @contextlib.asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.gather(previews.start(), proofs.start())
+        starting = asyncio.ensure_future(start())
         try:
             yield
         finally:
             await close()
+            await asyncio.gather(starting, return_exceptions=True)
 
     app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=alive)
 
@@ -96,13 +112,15 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     async def lost(request: Request, error: HTTPException) -> Response:
         status, path = error.status_code, request.url.path
         if status == 404 and "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(render("front", package, token, lost=path), status)
+            return HTMLResponse(render("lost", package, token, lost=path), status)
         rule = "is not known here" if status == 404 else f"was refused: {error.detail}"
         return error_response(Refused(status, "address", path, rule, "start from the front page"))
 
-    @app.get("/", response_class=HTMLResponse)
-    async def front() -> str:
-        return render("front", package, token)
+    if workshop(package):
+
+        @app.get("/workshop", response_class=HTMLResponse)
+        async def index() -> str:
+            return render("workshop", package, token)
 
     @app.post("/api/files")
     async def store(request: Request) -> Response:
@@ -112,49 +130,44 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     async def static(name: str) -> Response:
         if name not in static_files():
             raise HTTPException(404)
-        kind, headers = _TYPES[Path(name).suffix], {"cache-control": "no-cache"}
+        kind, headers = TYPES[Path(name).suffix], {"cache-control": "no-cache"}
         return Response(static_files()[name], media_type=kind, headers=headers)
+
+    @app.get("/stories/{name}.js", include_in_schema=False)
+    async def story(name: str) -> Response:
+        script = story_script(name)
+        if script is None:
+            raise HTTPException(404)
+        return Response(script, media_type=TYPES[".js"], headers={"cache-control": "no-cache"})
 
     @app.get("/plotly.js", include_in_schema=False)
     async def plotly() -> Response:
         from plotly.offline import get_plotlyjs
 
         headers = {"cache-control": "private, max-age=86400"}
-        return Response(get_plotlyjs(), media_type=_TYPES[".js"], headers=headers)
+        return Response(get_plotlyjs(), media_type=TYPES[".js"], headers=headers)
 
     def add(page: Page) -> None:
-        @app.get(f"/{page.name}", response_class=HTMLResponse)
         async def show() -> str:
             return render(page.name, package, token, page)
 
-        _add_computation(app, page, "preview", previews, files)
+        for address in {f"/{page.name}", *(place.address for place in row(package)[:1] if place.name == page.name)}:
+            app.get(address, response_class=HTMLResponse)(show)
+        _add_computation(app, page, "preview", previews, min(page.seconds, _PREVIEW_SECONDS), files)
         if page.verdict is not None:
-            _add_computation(app, page, "verdict", proofs, files)
+            _add_computation(app, page, "verdict", proofs, page.seconds, files)
+        for name in page.calls:
+            _add_computation(app, page, name, readers, page.call_seconds, files)
 
     for page in all_pages(package).values():
         add(page)
     return SecurityMiddleware(app, port, token, close)
 
 
-def render(name: str, package: str, token: str, page: Page | None = None, lost: str = "") -> str:
-    """The HTML of a page, or of the front page, which also helps who is `lost` at an address that is not here."""
-    given = {"page": page, "pages": list(all_pages(package).values()), "token": token, "lost": lost}
-    # A page without a template of its own has no picture.
-    template = templates(package).select_template([f"{name}.html", "page.html"])
-    return template.render(given, controls=page.inputs.controls() if page else {}, static=static_files())
-
-
-@functools.cache
-def static_files() -> dict[str, str]:
-    """The scripts and style sheets that may be fetched, by name: no request is ever joined to a path."""
-    own, report = resources.files("avow.lab") / "static", resources.files("avow.report")
-    files = [*own.iterdir(), *(report / name for name in _SHARED)]
-    return {file.name: file.read_text(encoding="utf-8") for file in files if Path(file.name).suffix in _TYPES}
-
-
-def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, files: FileStore) -> None:
-    """Serve a page's preview or verdict; the document of the interface has the schema of its inputs."""
-    seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
+def _add_computation(
+    app: FastAPI, page: Page, what: str, queue: RequestQueue, seconds: float, files: FileStore
+) -> None:
+    """Serve a page's preview, its verdict or a call; the document of the interface has the schema of its inputs."""
     schema = {"required": True, "content": {"application/json": {"schema": page.inputs.schema()}}}
     cache: dict[str, bytes] = {}
 
@@ -181,7 +194,7 @@ def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, f
             leaving.cancel()
             answering.cancel()
         mistaken = answer.startswith(MISTAKE)
-        if page.cacheable and not mistaken:
+        if page.cacheable and what not in page.calls and not mistaken:
             cache[key] = answer
             if len(cache) > _MOST_CACHED:
                 del cache[next(iter(cache))]

@@ -34,6 +34,15 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+# Whatever a page first shows is there: what it found, and the verdict if it has one.
+SETTLED = """() => {
+  const facts = document.getElementById("facts"), verdict = document.getElementById("verdict");
+  if (document.readyState !== "complete" || (facts && !facts.querySelector("dd"))) return false;
+  const word = document.getElementById("mark")?.textContent;
+  return !verdict || verdict.hidden || !/^(starting …|preview|proving …|≈.*)$/.test(word);
+}"""
+
+
 class Visit:
     """A page of the lab, with all it complained of and all it asked of anyone else; that is cut off."""
 
@@ -56,6 +65,10 @@ class Visit:
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning", "trace"):
             self.complaints.append(message.text)
+
+    def settled(self) -> None:
+        """Wait until the page stands still."""
+        self.page.wait_for_function(SETTLED)
 
     def judged(self, word: str) -> str:
         """Wait for a verdict of this word; what it says."""

@@ -310,4 +310,15 @@ _PRESETS: Presets = {
     "Sparse, clusters": {"method": "sparse", "kind": "clustered"},
     "Sparse, nothing to skip": {"method": "sparse", "kind": "diffuse"},
 }
-PAGE = Page("bench", "Approximation bench", _SUMMARY, 20, BenchInputs, preview, verdict, _PRESETS, seconds=60.0)
+PAGE = Page(
+    "bench",
+    "Approximation bench",
+    _SUMMARY,
+    20,
+    BenchInputs,
+    preview,
+    verdict,
+    _PRESETS,
+    seconds=60.0,
+    short="Where it breaks",
+)

@@ -64,6 +64,7 @@ def preview(inputs: DynamicsInputs) -> Answer:
         "facts": _WORDS.facts("measured", inputs.back, measured, inputs.rate),
         "figures": {"gradients": _gradients(inputs)} | figures,
         "words": {name: _WORDS.say(name, *values) for name, values in said.items()},
+        "python": _WORDS.html("python", inputs).strip(),
     }
 
 
@@ -240,4 +241,4 @@ _PRESETS: Presets = {
     "No momentum": {"beta": 0.0},
     "A strong penalty": {"penalty": 2.0},
 }
-PAGE = Page("dynamics", "Dynamics", _SUMMARY, 50, DynamicsInputs, preview, verdict, _PRESETS)
+PAGE = Page("dynamics", "Dynamics", _SUMMARY, 50, DynamicsInputs, preview, verdict, _PRESETS, workshop=True)

@@ -349,4 +349,6 @@ _PRESETS: Presets = {
     "… two heads": {"show": "noise", "heads": "two"},
     "Route tokens": {"show": "route"},
 }
-PAGE = Page("explorer", "Attention explorer", _SUMMARY, 10, ExplorerInputs, preview, verdict, _PRESETS)
+PAGE = Page(
+    "explorer", "Attention explorer", _SUMMARY, 10, ExplorerInputs, preview, verdict, _PRESETS, short="One head"
+)

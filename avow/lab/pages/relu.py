@@ -18,7 +18,7 @@ import torch
 from avow.cli.parsing import parse
 from avow.core.chart import Chart
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
-from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, judgement
+from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, expectation, judgement
 from avow.report.charts import Axis, Mode, Plot, Trace, figure, line_mode
 from avow.report.style import LOOKS
 from avow.theory.constructions import relu_piecewise, relu_square
@@ -87,7 +87,10 @@ def preview(inputs: ReluInputs) -> Answer:
     growth = _growth({"one layer": ([], [])} if inputs.is_formula else _both_ways(), units, inputs)
     if inputs.is_formula:
         growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
+    holds = error <= inputs.allowed
     return {
+        "live": expectation(holds, _WORDS.say("expects", units, len(sketch.layers), error, holds, inputs.allowed)),
+        "python": _WORDS.html("python", inputs, _typed(inputs.formula) if inputs.is_formula else "").strip(),
         "facts": _facts(inputs, units, error),
         "built": sketch.layers,
         "figures": {"graph": _graph(sketch), "error": _error(sketch, inputs.allowed), "growth": growth},
@@ -149,6 +152,12 @@ def _sketch(inputs: ReluInputs) -> Sketch:
         kinks = np.concatenate(([0.0], np.sort(-bias / weight), [1.0]))
     layers = [len(bias) for _, bias in network.layers[:-1]]
     return Sketch("x²", x, x * x, _values(network, x), kinks, _values(network, kinks), layers)
+
+
+@functools.lru_cache(64)
+def _typed(formula: str) -> str:
+    """A formula as SymPy writes it: what was read of it, and nothing else that a reader would run."""
+    return str(parse(formula))
 
 
 @functools.lru_cache(64)
@@ -265,4 +274,4 @@ _PRESETS: Presets = {
     "A step": {"follow": "a formula", "formula": "tanh(8*x)", "start": -2.0, "end": 2.0},
     "A corner": {"follow": "a formula", "formula": "sqrt(x**2)", "start": -1.0, "end": 1.0},
 }
-PAGE = Page("relu", "ReLU builder", _SUMMARY, 40, ReluInputs, preview, verdict, _PRESETS)
+PAGE = Page("relu", "ReLU builder", _SUMMARY, 40, ReluInputs, preview, verdict, _PRESETS, workshop=True)

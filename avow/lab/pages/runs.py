@@ -277,4 +277,4 @@ def curves_of(content: bytes) -> Curves:
 
 
 _SUMMARY = "Training runs on this machine: losses while they fall, and what models know after reading."
-PAGE = Page("runs", "Runs", _SUMMARY, 60, RunsInputs, preview)
+PAGE = Page("runs", "Runs", _SUMMARY, 60, RunsInputs, preview, workshop=True)

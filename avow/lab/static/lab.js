@@ -1,10 +1,11 @@
 // What every page shares: controls ↔ address ↔ requests. Previews follow every move, the last one wins; when nothing
 // has moved for a moment, the verdict is asked for. Nothing is computed here but where things stand on the screen.
 import {followed, remember} from "./moved.js";
+import {offerPython} from "./share.js";
 import {themed} from "./themed.js";
 
 const page = document.body.dataset.page;
-const token = document.querySelector("meta[name=avow-token]").content;
+const token = document.querySelector("meta[name=avow-token]")?.content; // a copy without a server has none
 const at = id => document.getElementById(id);
 const CALM = 90, QUICK = 35, SETTLED = 220, RESTED = 400;
 const CONFIG = {responsive: true, displayModeBar: false};
@@ -88,12 +89,12 @@ const presetNames = () => [...document.querySelectorAll("[data-preset]")]
 
 // ---- requests
 
-let awake = false, flying = false, again = false, timer = 0, proving = null;
+let awake = false, flying = false, again = false, timer = 0, proving = null, expected = null;
 
 async function previews() {
   proving?.abort();
   clearTimeout(timer);
-  mark("none", ...(awake ? ["preview", "float arithmetic, while you move"] : ["starting …", "the arithmetic wakes up"]), []);
+  expect();
   if (flying) { again = true; return; }
   flying = true;
   let since = moved, coming = ask("preview");
@@ -102,15 +103,24 @@ async function previews() {
     // While this one is drawn, the next one is computed; whatever moved between them is not asked for.
     [since, coming, again] = [moved, again ? ask("preview") : null, false];
     if (!answer) continue;
-    if (!awake && at("trouble").hidden) mark("none", "preview", "float arithmetic, while you move", []);
     awake = true;
+    expected = answer.live ?? null;
     take(answer);
+    if (at("trouble").hidden) expect();
     own.preview?.(answer);
     // What was drawn is on the screen when the frame it belongs to is over.
     requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start, end: performance.now()})));
   }
   flying = false;
   settle();
+}
+
+/** While something moves: what float arithmetic expects of the verdict, if the page says so. */
+function expect() {
+  at("verdict").setAttribute("aria-busy", "true");
+  if (expected) mark(`${expected.tone} live`, `≈ ${expected.word}`, expected.says, []);
+  else if (awake) mark("none", "preview", "float arithmetic, while you move", []);
+  else mark("none", "starting …", "the arithmetic wakes up", []);
 }
 
 function settle() {
@@ -123,12 +133,14 @@ async function prove() {
   if (at("verdict").hidden || !at("trouble").hidden) return;
   proving = new AbortController();
   const mine = proving;
-  mark("none", "proving …", own.proving ?? "ball arithmetic, every rounding included", []);
+  if (expected) at("verdict").dataset.proving = "proving …";
+  else mark("none", "proving …", own.proving ?? "ball arithmetic, every rounding included", []);
   const answer = await ask("verdict", mine.signal);
   if (!answer || mine.signal.aborted) return;
   take(answer);
   const {tone, word, says, steps} = answer.verdict;
   mark(tone, word, says, steps);
+  at("verdict").removeAttribute("aria-busy");
   own.verdict?.(answer);
 }
 
@@ -137,11 +149,21 @@ export async function post(path, body, signal) {
   const kind = typeof body === "string" ? {"Content-Type": "application/json"} : {};
   try {
     const got = await fetch(`/api/${path}`, {method: "POST", signal, body, headers: {...kind, "X-Avow-Token": token}});
-    return await got.json();
+    const said = await got.json();
+    return said.error?.name === "x-avow-token" && reloaded() ? new Promise(() => {}) : said;
   } catch (problem) {
     if (problem.name === "AbortError") return {};
     return {error: {name: "the lab", rule: "does not answer", remedy: "start avow lab again, and open the address it prints"}};
   }
+}
+
+/** Load the page again where the lab was started again meanwhile, with all that is set; once, and false from then on. */
+function reloaded() {
+  if (sessionStorage.getItem("avow-refused") === token) return false;
+  sessionStorage.setItem("avow-refused", token);
+  history.replaceState(null, "", address() || location.pathname);
+  location.reload();
+  return true;
 }
 
 /** What the page answers to its inputs; null where it was given up, or failed and the reader has been told why. */
@@ -169,12 +191,13 @@ export function trouble(error, name = error?.name) {
   beside?.querySelector("input").setAttribute("aria-invalid", "true");
   // A file that was of no use is let go, and can be chosen again when it is fixed: the same one would be no change.
   if (beside?.contains(at("file"))) { held = null; at("file").value = at("held").textContent = ""; }
-  if (beside) beside.append(told); else document.querySelector(".bench").before(told);
+  if (beside) beside.append(told); else document.querySelector(".over").append(told);
   document.querySelector(".bench").classList.toggle("mistaken", !!error);
   told.hidden = !error;
   if (error) {
     told.textContent = `${error.name}${error.value ? "=" + error.value : ""} ${error.rule}; ${error.remedy}`;
     mark("none", "no answer", "nothing is computed until this is fixed", []);
+    expected = null;
   }
   own.trouble?.(error);
 }
@@ -182,7 +205,8 @@ export function trouble(error, name = error?.name) {
 // ---- what was found
 
 function mark(tone, word, says, steps) {
-  if (tone === "none" && at("mark").textContent === word && at("says").textContent === says) return;
+  delete at("verdict").dataset.proving;
+  if (at("mark").className === `badge ${tone}` && at("mark").textContent === word && at("says").textContent === says) return;
   at("mark").className = `badge ${tone}`;
   at("mark").textContent = word;
   at("says").textContent = says;
@@ -192,18 +216,49 @@ function mark(tone, word, says, steps) {
   at("steps").replaceChildren(...steps.map(step => element("li", {}, step)));
 }
 
+/** A number with three digits; all of them are there for the pointer. */
+function fact(label, value, about) {
+  const few = digits(value, label), made = element("dd", few === value ? {} : {title: value}, few);
+  if (about) made.append(element("small", {}, about));
+  return made;
+}
+
+/** A text whose numbers have at most three digits after leading zeros; whole numbers stay whole, and bounds stay bounds. */
+export function digits(text, label = "") {
+  return text.replace(/(≤ ?|≥ ?)?(?<![\w.,^])(\d+)\.(\d+)(e[+-]?\d+)?(?![\w.])/g, (whole, sign, units, rest, power = "") => {
+    const number = Number(`${units}.${rest}${power}`), size = Math.floor(Math.log10(number));
+    if (!number || (units + rest).replace(/^0+/, "").length <= 3) return whole;
+    const step = 10 ** Math.min(0, size - 2), parts = number / step, near = Math.round(parts);
+    const up = /^≤/.test(sign) || (!sign && /at most|≤/.test(label)), down = /^≥/.test(sign) || (!sign && /at least|≥/.test(label));
+    const exact = Math.abs(parts - near) < 1e-9 * parts, count = exact ? near : up ? Math.ceil(parts) : down ? Math.floor(parts) : near;
+    if (Math.log10(count * step) >= size + 1 && !exact) return whole; // 0.9996 is not 1
+    const few = power || size < -4 ? (count * step).toExponential(2) : (count * step).toFixed(Math.max(0, 2 - size));
+    return (sign ?? "") + few.replace(/e([+-])(\d)$/, "e$10$2");
+  });
+}
+
 function take(answer) {
   for (const [name, number] of Object.entries(answer.shown ?? {})) if (!(name in state)) controls.get(name)?.write(number);
   if (answer.facts) at("facts").replaceChildren(...answer.facts.flatMap(({label, value, about}) => [
-    element("dt", {}, label), element("dd", {}, value, ...(about ? [element("small", {}, about)] : []))]));
+    element("dt", {}, label), fact(label, value, about)]));
+  if ("python" in answer) offerPython(answer.python);
   spent = 0;
   for (const [id, {data, layout}] of Object.entries(answer.figures ?? {})) {
     const before = figures.get(id)?.data, known = before?.length === data.length;
     const whole = data.map((trace, i) => trace ?? (known && before[i]));
     if (!whole.every(Boolean)) continue; // what is not known yet comes with the verdict
     figures.set(id, {data: whole, layout});
+    entitle(at(id), whole, layout);
     draw(id);
   }
+}
+
+/** A figure's name, for those who do not see it: its axes and what is drawn, unless the page has named it. */
+function entitle(place, data, layout) {
+  if (!place || (place.ariaLabel && !place.dataset.entitled)) return;
+  const words = axis => (axis?.title?.text ?? "").replace(/<[^>]*>/g, ""), drawn = data.map(trace => trace.name).filter(Boolean);
+  Object.assign(place, {role: "img", ariaLabel: `Figure: ${words(layout.yaxis)} against ${words(layout.xaxis)}; ${drawn.join(", ")}`});
+  place.dataset.entitled = "yes";
 }
 
 let loading = null;

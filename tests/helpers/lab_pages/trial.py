@@ -80,4 +80,32 @@ def _stay(folder: Path) -> None:
         time.sleep(0.01)
 
 
-PAGE = Page("trial", "Trial", "For tests.", 1, Tried, preview, verdict, seconds=60.0)
+def call(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
+    """What is computed besides: its process remembers how often, and may be told to take its time."""
+    _CALLS.append(inputs.number)
+    if inputs.how == "wait":
+        time.sleep(1.0)
+    return {"process": os.getpid(), "calls": len(_CALLS), "threads": torch.get_num_threads()}
+
+
+_CALLS: list[int] = []
+
+
+def static() -> Answer:
+    """What a copy without a server shows."""
+    return {"number": 1, "words": "</script><!--"}
+
+
+PAGE = Page(
+    "trial",
+    "Trial",
+    "For tests.",
+    1,
+    Tried,
+    preview,
+    verdict,
+    seconds=60.0,
+    calls={"count": call},
+    call_seconds=5.0,
+    static=static,
+)

@@ -1,0 +1,113 @@
+"""What a reader takes along from a page: its link, the same in Python, its picture, the page itself."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from avow.lab.page import all_pages
+from avow.lab.pages import dynamics, relu
+from tests.helpers.lab import TOKEN, Lab
+from tests.helpers.lab_visits import Opener, Visit
+
+COPIED = "() => navigator.clipboard.readText()"
+
+
+def saved(found: Visit, button: str, folder: Path) -> Path:
+    """The file that a button saves."""
+    with found.page.expect_download() as waiting:
+        found.page.click(f"#{button}")
+    file = folder / waiting.value.suggested_filename
+    waiting.value.save_as(file)
+    return file
+
+
+@pytest.mark.browser
+def test_the_link_holds_what_was_set(visit: Opener, lab: Lab) -> None:
+    found = visit("relu?layers=many&eps=0.002", permissions=["clipboard-read", "clipboard-write"])
+    found.judged("kept")
+    found.page.focus("#eps")
+    found.page.keyboard.press("ArrowRight")
+    found.page.wait_for_url("**eps=0.00205**")
+    found.page.click("#copy-link")
+    found.page.wait_for_function("() => document.getElementById('copy-link').textContent === 'Copied'")
+    assert found.page.evaluate(COPIED) == f"{lab.address}relu?layers=many&eps=0.00205"
+    found.page.wait_for_function("() => document.getElementById('copy-link').textContent === 'Copy link'")
+
+
+@pytest.mark.browser
+def test_python_is_copied_where_a_page_has_it(visit: Opener) -> None:
+    found = visit("relu?eps=0.002", permissions=["clipboard-read", "clipboard-write"])
+    found.judged("kept")
+    found.page.click("#copy-python")
+    found.page.wait_for_function("() => document.getElementById('copy-python').textContent === 'Copied'")
+    assert "relu_square(0.002, deep=False)" in found.page.evaluate(COPIED)
+    none = visit("workshop")
+    assert none.page.locator("#copy-python").is_hidden() and none.page.locator("#save-picture").is_hidden()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        relu.preview(relu.ReluInputs(eps=0.002)),
+        relu.preview(relu.ReluInputs(follow="a formula", formula="sqrt(x**2) + sin(3*x)", end=2.0)),
+        dynamics.preview(dynamics.DynamicsInputs(gain=0.8, back=20)),
+    ],
+    ids=["square", "formula", "gradient"],
+)
+def test_what_is_copied_as_python_runs_and_prints_a_proof(answer: dict[str, Any]) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(answer["python"], "copied", "exec"), {})
+    assert any(word in printed.getvalue() for word in ("kept", "proved", "at most", "≤")), printed.getvalue()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("path", ["explorer", "relu"])
+def test_a_picture_needs_no_style_sheet(visit: Opener, browser: Any, tmp_path: Path, path: str) -> None:
+    found = visit(path)
+    found.settled()
+    found.page.wait_for_selector(":is(#stage, .figure) svg path, #stage path", state="attached")
+    file = saved(found, "save-picture", tmp_path)
+    assert file.name == f"avow-{path}.svg"
+    root = ElementTree.fromstring(file.read_text())
+    text = ElementTree.tostring(root, encoding="unicode")
+    assert "class=" not in text and "var(" not in text and "color-mix" not in text
+    alone = browser.new_page()
+    alone.goto(file.as_uri())
+    if path == "explorer":
+        shown = "() => [...document.querySelectorAll('circle')].map(one => getComputedStyle(one).fill)"
+        assert "rgb(11, 102, 195)" in alone.evaluate(shown), "the key that is read is still blue"
+    assert alone.evaluate("document.documentElement.getBoundingClientRect().width") > 300
+    alone.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["workshop", *all_pages()])
+def test_a_saved_page_is_small_and_shows_the_same_without_a_lab(
+    visit: Opener, browser: Any, tmp_path: Path, name: str
+) -> None:
+    found = visit(name)
+    found.settled()
+    found.page.wait_for_timeout(800)
+    file = saved(found, "save-page", tmp_path)
+    text = file.read_text()
+    assert len(text.encode()) < 400_000 and TOKEN not in text and "<script" not in text
+    alone = browser.new_context(offline=True, java_script_enabled=False).new_page()
+    asked: list[str] = []
+    alone.on("request", lambda request: asked.append(request.url))
+    alone.goto(file.as_uri())
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert alone.inner_text("h1") == found.page.inner_text("h1")
+    same = "() => [...document.querySelectorAll('main input:not([type=file])')].map(one => one.checked + one.value)"
+    assert alone.evaluate(same) == found.page.evaluate(same)
+    if found.page.locator("#facts").count():
+        assert alone.inner_text("#facts") == found.page.inner_text("#facts")
+    colour = "() => getComputedStyle(document.querySelector('.bar')).borderBottomColor"
+    assert alone.evaluate(colour) == found.page.evaluate(colour), "it has its styles"
+    alone.context.close()

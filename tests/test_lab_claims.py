@@ -18,8 +18,8 @@ from avow.lab.claim_cases import CASE, case_chart
 from avow.lab.page import PACKAGE, all_pages, json_bytes
 from avow.lab.pages import claims
 from avow.lab.pages.claims import ClaimsInputs
+from avow.lab.rendering import render
 from avow.lab.scenes import SCENES, claims_about
-from avow.lab.server import render, static_files
 from avow.theory.claims import catalogue
 from avow.theory.claims.random_search import AMENDED, STATED, check_variant, excess_along, search, trials, variants
 from avow.theory.claims.running import judged_after_needs
@@ -492,39 +492,23 @@ def test_the_quiz_ends_with_what_was_guessed_wrongly(visit: Opener) -> None:
     assert found.page.locator("#asking").is_visible() and found.page.inner_text("#score") == ""
 
 
-def copy_of_the_page() -> str:
-    """The page as an export writes it: the answer of `static` in an element, and no server behind it."""
-    data = json_bytes(claims.static()).decode().replace("</", "<\\/")
-    page = render("claims", PACKAGE, "", all_pages()["claims"])
-    return page.replace("</main>", f'</main><script type="application/json" id="static-data">{data}</script>')
-
-
 @pytest.mark.browser
-def test_a_copy_without_a_server_shows_filters_and_asks(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_opened_from_a_disk_shows_filters_and_asks(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "catalogue", quick)
-    copy, page = copy_of_the_page(), browser.new_page()
-    asked: list[str] = []
-
-    def serve(route: Any) -> None:
-        path = route.request.url.partition("/copy/")[2].partition("?")[0]
-        name = route.request.url.rpartition("/")[2]
-        asked.append(route.request.url)
-        if path == "claims.html":
-            route.fulfill(body=copy, content_type="text/html")
-        elif name in static_files():
-            kind = "text/javascript" if name.endswith(".js") else "text/css"
-            route.fulfill(body=static_files()[name], content_type=kind)
-        else:
-            route.abort()
-
-    complaints: list[str] = []
+    file = tmp_path / "claims.html"
+    file.write_text(render("claims", PACKAGE, "", all_pages()["claims"], exported=True))
+    context = browser.new_context(offline=True)
+    page, complaints, asked = context.new_page(), [], []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.route("**/*", serve)
-    page.goto("http://127.0.0.1:9/copy/claims.html?verdict=refuted")
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{file.as_uri()}?verdict=refuted")
+    page.wait_for_selector("#ledger li:visible")
     assert page.locator("#ledger li:visible code").all_inner_texts() == ["relu-linear-b", "finite-mask"]
     page.click("#ledger a[href$=finite-mask]")
     assert page.inner_text("#title") == catalogue()["finite-mask"].plain and page.inner_text("#mark") == "refuted"
-    assert page.inner_text("#says").startswith("Judged when this copy was made") and "ol" in page.inner_html("#judged")
+    assert page.inner_text("#says").startswith("Judged when this copy was made") and "<ol" in page.inner_html("#judged")
     assert page.locator("#attack").is_hidden() and "not in a copy" in page.inner_text("#note")
     page.check("#modes input[value='guess first']", force=True)
     page.wait_for_selector("#quiz:not([hidden])")
@@ -534,8 +518,8 @@ def test_a_copy_without_a_server_shows_filters_and_asks(browser: Any, monkeypatc
     assert page.locator("#reveal").is_hidden() and "mode=guess+first" in page.url
     page.go_back()
     page.wait_for_selector("#reveal:not([hidden])")
-    assert complaints == [] and not [url for url in asked if "/api/" in url]
-    page.close()
+    assert complaints == [] and not [url for url in asked if not url.startswith(("file:", "data:"))]
+    context.close()
 
 
 @pytest.mark.browser

@@ -45,7 +45,7 @@ _SLICE_SECONDS, _SEARCH_SECONDS = 0.3, 10.0
 # Cases of a slice that are drawn, besides those that came nearest so far.
 _MARKS = 60
 # Curves along each number of a case must not take longer than this, all together.
-_CURVES_SECONDS = 0.4
+_CURVES_SECONDS = 0.5
 # Balls of 128 bits that still hold zero below this: the two sides agree.
 _AGREES = 1e-30
 # A proof this old has not been run just now.
@@ -269,20 +269,26 @@ def _end(claim: Claim, inputs: ClaimsInputs, hunt: Hunt) -> dict[str, Any]:
         "tone": tone,
         "word": word,
         "says": _WORDS.say("search", outcome, _AGREES),
-        "curves": _curves(claim, inputs.variant, case, hunt),
+        "curves": _curves(claim, inputs.variant, case),
         "chart": chart and chart.plain() | {"mark": CASE},
     }
 
 
-def _curves(claim: Claim, variant: str, case: tuple[Fraction, ...], hunt: Hunt) -> list[list[tuple[float, float]]]:
+def _curves(claim: Claim, variant: str, case: tuple[Fraction, ...]) -> list[list[tuple[float, float]]]:
     """For each number of a case, by how much the statement is broken as it runs through its range and others stay.
 
-    Where a case takes long to evaluate there are none.
+    Where a case takes long to evaluate, the curves of the last numbers are left out.
     """
-    points, each = 41, hunt.seconds / max(1, hunt.tried)
-    if points * len(case) * each > _CURVES_SECONDS:
-        return []
-    return [list(excess_along(claim, variant, case, place, points)) for place in range(len(case))]
+    end = time.monotonic() + _CURVES_SECONDS
+    curves: list[list[tuple[float, float]]] = []
+    for place in range(len(case)):
+        curve = []
+        for point in excess_along(claim, variant, case, place):
+            if time.monotonic() > end:
+                return curves
+            curve.append(point)
+        curves.append(curve)
+    return curves
 
 
 _SUMMARY = (

@@ -374,7 +374,7 @@ def test_the_record_is_there_before_the_proof_and_links_lead_to_scenes_and_claim
     found = visit("claims?claim=copy-gap")
     found.page.wait_for_selector("#recorded.proved")
     assert found.judged("proved").endswith(", as recorded.")
-    found.page.wait_for_selector("#judged .figure svg .scatterlayer path", state="attached")
+    found.page.wait_for_selector("#seen .figure svg .line", state="attached")
     found.page.click("#judged footer a[href='?claim=softmax-categorical']")
     found.page.wait_for_selector("#ledger a[href$=softmax-categorical][aria-current]")
     found.page.go_back()
@@ -578,5 +578,5 @@ def test_neither_the_quiz_nor_a_search_has_a_serious_violation(visit: Opener, la
     assert serious(found.page) == []
     found.page.goto(lab.address + "claims?claim=relu-linear-a&hunt=true")
     found.page.wait_for_selector("#caught:not([hidden])")
-    found.page.wait_for_selector("#judged .figure svg")
+    found.page.wait_for_selector("#seen .figure svg")
     assert serious(found.page) == []

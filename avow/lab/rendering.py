@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from markupsafe import Markup
 
 from avow.lab.modules import bundle
 from avow.lab.page import Page, all_pages, json_bytes, templates
+from avow.lab.stories import story_texts
 
 # The reports' style is the lab's too.
-_SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
+_SHARED = ("style.css", "article.css", "paper.css", "chart.js", "paper.js")
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _IMPORT = re.compile(r'@import "/static/([\w.]+)";')
 
@@ -75,6 +75,7 @@ def render(
         "exported": exported,
         "static": static_files(),
         "stories": stories(),
+        "story": None,
         "controls": page.inputs.controls() if page else {},
     }
     alone = exported and page is not None and page.static is None
@@ -87,6 +88,17 @@ def render(
     return template.render(given)
 
 
+def render_alone(name: str, story: Mapping[str, str], script: str) -> str:
+    """The HTML of a page by itself, with one story, whose script is in it."""
+    page = all_pages()[name]
+    place = Place(name, page.label, page.title, page.summary, "#main")
+    given: dict[str, Any] = {"page": page, "place": place, "row": [place], "stories": [story], "static": static_files()}
+    given |= {"following": None, "data": None}
+    code = bundle(static_files(), ["share.js", f"{name}.js"])
+    given |= {"exported": True, "style": _style, "bundle": Markup(code), "story": Markup(script.replace("</", "<\\/"))}
+    return templates().get_template(f"{name}.html").render(given)
+
+
 @functools.cache
 def static_files() -> dict[str, str]:
     """The scripts and style sheets that may be fetched, by name: no request is ever joined to a path."""
@@ -97,22 +109,7 @@ def static_files() -> dict[str, str]:
 
 def stories() -> list[Mapping[str, str]]:
     """Name, title and subject of each story, in the order they are shown."""
-    module = _stories()
-    return [] if module is None else [{**module.story_texts()[name], "name": name} for name in module.story_names()]
-
-
-def story_script(name: str) -> str | None:
-    """The script of a story; None if there is none of this name."""
-    module = _stories()
-    return module.story_script(name) if module is not None and name in module.story_names() else None
-
-
-def _stories() -> ModuleType | None:
-    try:
-        from avow.lab import stories
-    except ImportError:
-        return None
-    return stories
+    return [{**story, "name": name} for name, story in story_texts().items()]
 
 
 def _style(name: str) -> Markup:

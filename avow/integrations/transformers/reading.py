@@ -89,7 +89,7 @@ class Reading:
         heads: how many heads a layer has; heads are counted through, layer by layer.
         kinds: what each head does.
         rows: the words that ask.
-        promises: what each of `METHODS` promises each head for the last word that was given; infinite if nothing.
+        promises: what each of `METHODS` promises each head for all words that were given; infinite if nothing.
     """
 
     model: str
@@ -114,6 +114,11 @@ class _Layer(NamedTuple):
         """One word that asks all the tokens before it, and itself."""
         n = position + 1
         return Problem.of(self.q[:, :, position:n], self.k[:, :, :n], self.v[:, :, :n], scale=self.scale)
+
+    def whole(self, n: int) -> Problem:
+        """The first words, each of which asks those before it."""
+        q, k, v = (x[:, :, :n] for x in (self.q, self.k, self.v))
+        return Problem.of(q, k, v, scale=self.scale, causal=True)
 
 
 def start_ids(tokenizer: Any) -> list[int]:
@@ -168,7 +173,7 @@ def reading_of(
             rows.append(_row(model, tokenizer, torch.tensor([ids]), layers, position, logits[position]))
     tell("kinds of heads, and what other methods promise")
     kinds = tuple(itertools.chain.from_iterable(_kinds(layer, torch.tensor(ids)) for layer in layers))
-    promises = torch.cat([_promises(layer.row(prompt - 1)) for layer in layers])
+    promises = torch.cat([_promises(layer.whole(prompt)) for layer in layers])
     heads = layers[0].q.shape[1]
     known = name or type(model).__name__
     return Reading(known, ("", *words[1:]), prompt, len(layers), heads, kinds, tuple(rows), promises)
@@ -285,13 +290,12 @@ def _next(tokenizer: Any, logits: Tensor) -> Next:
 
 def _kinds(layer: _Layer, ids: Tensor) -> list[HeadKind]:
     """What each head of a layer does over the whole text."""
-    whole = Problem.of(layer.q, layer.k, layer.v, scale=layer.scale, causal=True)
-    rows = torch.arange(layer.q.shape[-2])
-    return [head_kind(weights, rows, ids) for weights in softmax_weights(whole)[0]]
+    rows = torch.arange(len(ids))
+    return [head_kind(weights, rows, ids) for weights in softmax_weights(layer.whole(len(ids)))[0]]
 
 
 def _promises(problem: Problem) -> Float[Tensor, "h m"]:
-    """What each method promises each head of a layer for one row."""
+    """What each method promises each head of a layer."""
     return torch.stack([_promise(method, problem.measure_norms()) for method in METHODS], 1)
 
 
@@ -304,4 +308,4 @@ def _promise(method: Method, problem: Problem) -> Float[Tensor, "h"]:
     except AvowError:
         return nothing
     certificate = certify(method, problem, computed, _CONFIDENCE)
-    return nothing if certificate.kind == "none" else certificate.rows[0, :, 0].double()
+    return nothing if certificate.kind == "none" else certificate.rows[0].amax(-1).double()

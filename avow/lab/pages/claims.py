@@ -164,6 +164,7 @@ def _shown(claim: Claim) -> dict[str, Any]:
         "html": stated(claim),
         "recorded": claim.expected,
         "meaning": _WORDS.say("meaning", claim.expected),
+        "pictured": claim.picture is not None,
         "scene": scene and scene._asdict(),
         "variants": [] if note else variants(claim),
         "note": note,

@@ -10,9 +10,9 @@ const copy = at("static-data") && JSON.parse(at("static-data").textContent);
 const rows = new Map();
 let shown = "", drawn = "";
 
-// The chosen claim stands above the state of its proof, and what was found below it.
+// The chosen claim stands above the state of its proof; then its picture, its formulas, and the evidence.
 at("verdict").before(at("chosen"));
-at("verdict").after(at("stated"), at("judged"), at("breaking"));
+at("verdict").after(at("seen"), at("stated"), at("judged"), at("breaking"));
 
 /** What a control says: in a copy the address and the controls are this script's own. */
 const now = name => copy ? chosen[name] ?? read(name) : value(name);
@@ -31,7 +31,7 @@ if (!copy) start({
     if (answer.claim) open(answer.claim); else filter();
   },
   verdict(answer) {
-    if (answer.html !== drawn) at("judged").innerHTML = drawn = answer.html;
+    if (answer.html !== drawn) found(drawn = answer.html);
     question({id: answer.id, reason: answer.reason});
   },
 });
@@ -55,7 +55,7 @@ function become() {
   }
   const claim = copy.ledger.find(one => one.id === chosen.claim) ?? copy.ledger.find(one => one.id === copy.first);
   open({...claim, variants: [], note: "The search runs in avow lab, and not in a copy of its pages."});
-  at("judged").innerHTML = claim.judged;
+  found(claim.judged);
   at("mark").className = `badge ${claim.tone}`;
   at("mark").textContent = claim.word;
   at("says").textContent = claim.says;
@@ -144,7 +144,8 @@ at("ledger").addEventListener("keydown", event => {
 function open(claim) {
   filter();
   if (claim.id !== shown) {
-    at("judged").innerHTML = drawn = "";
+    found(drawn = "");
+    at("seen").hidden = !claim.pictured;
     at("name").textContent = claim.id;
     at("title").textContent = claim.plain;
     at("stated").innerHTML = claim.html;
@@ -160,6 +161,13 @@ function open(claim) {
   question({...claim, pool: pool()});
   attackable(claim);
   if (!copy) searched(claim);
+}
+
+/** Show what a proof found: its picture stands where room was kept for it. */
+function found(html) {
+  at("judged").innerHTML = html;
+  at("seen").replaceChildren(...at("judged").querySelectorAll(":scope > :is(.caption, .figure, .scroll)"));
+  if (copy) at("seen").hidden = !at("seen").childElementCount;
 }
 
 /** The statements to guess: those of the topic whose verdict is a plain one. */

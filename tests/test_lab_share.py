@@ -33,10 +33,10 @@ def test_the_link_holds_what_was_set(visit: Opener, lab: Lab) -> None:
     found.judged("kept")
     found.page.focus("#eps")
     found.page.keyboard.press("ArrowRight")
-    found.page.wait_for_url("**eps=0.00205**")
+    found.page.wait_for_url("**eps=0.00204**")
     found.page.click("#copy-link")
     found.page.wait_for_function("() => document.getElementById('copy-link').textContent === 'Copied'")
-    assert found.page.evaluate(COPIED) == f"{lab.address}relu?layers=many&eps=0.00205"
+    assert found.page.evaluate(COPIED) == f"{lab.address}relu?layers=many&eps=0.00204"
     found.page.wait_for_function("() => document.getElementById('copy-link').textContent === 'Copy link'")
 
 

@@ -248,14 +248,13 @@ function take(answer) {
     const whole = data.map((trace, i) => trace ?? (known && before[i]));
     if (!whole.every(Boolean)) continue; // what is not known yet comes with the verdict
     figures.set(id, {data: whole, layout});
-    entitle(at(id), whole, layout);
     draw(id);
   }
 }
 
 /** A figure's name, for those who do not see it: its axes and what is drawn, unless the page has named it. */
 function entitle(place, data, layout) {
-  if (!place || (place.ariaLabel && !place.dataset.entitled)) return;
+  if (place.ariaLabel && !place.dataset.entitled) return;
   const words = axis => (axis?.title?.text ?? "").replace(/<[^>]*>/g, ""), drawn = data.map(trace => trace.name).filter(Boolean);
   Object.assign(place, {role: "img", ariaLabel: `Figure: ${words(layout.yaxis)} against ${words(layout.xaxis)}; ${drawn.join(", ")}`});
   place.dataset.entitled = "yes";
@@ -288,6 +287,7 @@ async function paint(id, size = {}) {
   if (!place || (place.words === words && !place.drawn?.stale)) return;
   const since = performance.now();
   place.words = words;
+  entitle(place, data, layout);
   Plotly.react(id, data, look, CONFIG);
   remember(place, data, layout);
   took.set(id, performance.measure("avow:figure", {start: since}).duration);

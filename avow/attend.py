@@ -33,7 +33,7 @@ from avow.core import (
     dtype_name,
 )
 from avow.core.audit import Audit, audit_rows
-from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.certify import aimed_bound, answer_ratios, certify
 from avow.core.eager import run_eagerly
 from avow.core.record import note, running_layer
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
@@ -528,11 +528,12 @@ def attend_exact(problem: Problem, requirement: Requirement, reason: str = "") -
     best, own, detached = math.inf, math.inf, problem.detached()
     for method in exact_method().grid(problem.sizes):
         estimate = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
-        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
-        if estimate.kind == "none" if requirement.tol is None else estimate.bound > requirement.tol:
+        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last. What rounding
+        # the output costs depends on how long answers are, which is known when they are there.
+        least = estimate.bound - estimate.of_answer if math.isfinite(estimate.bound) else math.inf
+        if estimate.kind == "none" if requirement.tol is None else least > requirement.tol:
             best = min(best, estimate.bound)
             continue
-        # How an answer's error compares with its own length is known when it is there.
         attended = run_certified(method, problem, requirement, None, reason)
         if requirement.exact or attended.certificate.keeps(requirement.tol, requirement.rtol):
             return attended
@@ -563,40 +564,53 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
     """What each candidate costs at these sizes, and what it may promise of this problem."""
     detached = problem.detached()
 
+    aim = None if requirement.rtol is None else _error_budget(problem, requirement)
+    # How much rounding an output costs depends on its length. `attend` finds that out by trying; a plan says it before.
+    length = 1.0
+    if requirement.rtol is not None and aim is not None:
+        length = aim * (1 + requirement.rtol) / requirement.rtol if requirement.rtol else 1.0
+    elif not thrifty and not requirement.exact:
+        _, length = _answer_ratios(problem)
+
     def estimate_bound(method: Method) -> BoundEstimate:
         if problem.empty:
             return BoundEstimate(0.0, "deterministic", True, "there is nothing to attend to")
         with torch.no_grad():
-            return method.estimate_bound(detached, requirement.confidence)
+            estimate = method.estimate_bound(detached, requirement.confidence)
+        return estimate.for_answers(length) if method.is_exact and length < 1 else estimate
 
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.is_exact)
-    aim = None if requirement.rtol is None else _error_budget(problem, requirement)
     ranked = planner.screened(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
     return Plan(tuple(ranked), requirement.tol, known.source, exact, requirement.rtol, aim)
 
 
 def _error_budget(problem: Problem, requirement: Requirement, attended: Attended | None = None) -> float | None:
-    """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
-
-    Without an answer its length is that of a few rows; if even those cost too much, that of a flat head.
-    """
+    """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these."""
     if requirement.rtol is None:
         return requirement.tol
-    if problem.empty:
-        ratio = 1.0
-    elif attended is not None:
-        shape = (*problem.q.shape[:-1], problem.v.shape[-1])
-        ratio = shortest_ratio(problem, attended.out.reshape(shape), attended.certificate.rows.reshape(shape[:-1]))
-    elif count := min(_SAMPLED_ROWS, problem.q.shape[-2] // _ROWS_PER_SAMPLE):
-        index = torch.linspace(0, problem.q.shape[-2] - 1, count, device=problem.q.device).long()
-        rows = problem.detached().rows(index)
-        with torch.no_grad():
-            out = exact_method()().compute(rows).out
-        ratio = shortest_ratio(rows.with_norms(problem.norms), out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
-    else:
-        ratio = 1 / math.sqrt(problem.k.shape[-2])
+    ratio, _ = _answer_ratios(problem, attended)
     return min(math.inf if requirement.tol is None else requirement.tol, aimed_bound(ratio, requirement.rtol))
+
+
+def _answer_ratios(problem: Problem, attended: Attended | None = None) -> tuple[float, float]:
+    """The lengths of the shortest and the longest answer beside the longest value.
+
+    Without an answer they are those of a few rows; if even those cost too much, those of a flat and of a sharp head.
+    """
+    if problem.empty:
+        return 1.0, 1.0
+    if attended is not None:
+        shape = (*problem.q.shape[:-1], problem.v.shape[-1])
+        return answer_ratios(problem, attended.out.reshape(shape), attended.certificate.rows.reshape(shape[:-1]))
+    count = min(_SAMPLED_ROWS, problem.q.shape[-2] // _ROWS_PER_SAMPLE)
+    if not count:
+        return 1 / math.sqrt(problem.k.shape[-2]), 1.0
+    index = torch.linspace(0, problem.q.shape[-2] - 1, count, device=problem.q.device).long()
+    rows = problem.detached().rows(index)
+    with torch.no_grad():
+        out = exact_method()().compute(rows).out
+    return answer_ratios(rows.with_norms(problem.norms), out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
 
 
 def _unreachable(problem: Problem, requirement: Requirement, best: float, own: float) -> ToleranceUnreachable:

@@ -104,18 +104,25 @@ def forget_memory() -> None:
 
 def file_for(name: str, device: str) -> Path:
     """Where a measurement of this device is kept."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return _file(root, name, device, torch.get_num_threads())
+    return _file(os.environ.get("XDG_CACHE_HOME"), name, device, torch.get_num_threads())
+
+
+def cache_folder() -> Path:
+    """Where avow keeps what it can make again."""
+    return _folder(os.environ.get("XDG_CACHE_HOME"))
+
+
+def _folder(root: str | None) -> Path:
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "avow"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "avow"
 
 
 @functools.lru_cache(maxsize=256)
 def _file(root: str | None, name: str, device: str, threads: int) -> Path:
-    try:
-        folder = Path(root) if root else Path.home() / ".cache"
-    except RuntimeError:  # a user without a home
-        folder = Path(tempfile.gettempdir())
     release = torch.__version__.split("+")[0]
-    return folder / "avow" / f"{name}-{device}-{_processor(device)}-torch{release}-{threads}threads.json"
+    return _folder(root) / f"{name}-{device}-{_processor(device)}-torch{release}-{threads}threads.json"
 
 
 @functools.cache

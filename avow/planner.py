@@ -160,6 +160,8 @@ class Plan:
             verdict = "cheapest that meets it" if candidate is self.chosen else "also meets it, slower"
             why = candidate.lost or verdict
             lines.append(f"{mark}{candidate.method.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
+        if self.chosen is None:
+            lines.append("nothing here is expected to meet it: ask for less, or for it in a wider type")
         return "\n".join([f"plan for {self.goal} ({self.source}); {BOUND_UNIT}", *lines])
 
 
@@ -200,7 +202,7 @@ def screened(
     """The same candidates, winners first and each by price, with their estimates and the reasons of the losers.
 
     If `thrifty`, no candidate is asked whose asking and running might cost more than `WASTE` of exact attention. An
-    `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.
+    `aim` is what they are held to in place of `tol`: a guess of what will be needed.
     """
     limit = tol if aim is None else aim
     exact = min((c.seconds for c in offers if c.method.is_exact), default=math.inf)
@@ -210,7 +212,7 @@ def screened(
         estimate: BoundEstimate | None = None
         if offer.method.is_exact:
             estimate = estimator(offer.method)
-            lost = _shortfall(estimate, tol, accept)
+            lost = _shortfall(estimate, limit, accept, 1.0)
         elif offer.method.target != SOFTMAX:
             lost = f"its target is {offer.method.target}"
         elif limit is None:
@@ -227,11 +229,11 @@ def screened(
     return sorted(candidates, key=lambda candidate: (bool(candidate.lost), candidate.seconds))
 
 
-def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> str:
-    """Why an estimate does not meet the tolerance; empty if it does."""
+def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kind], margin: float = _MARGIN) -> str:
+    """Why an estimate does not meet the tolerance; empty if it does. A guess must clear it by the margin."""
     if math.isinf(estimate.bound):
         return estimate.reason or "makes no promise here"
     if estimate.kind not in accept:
         return f"its promise is {estimate.kind}; pass confidence= or coverage= to accept it"
-    limit = math.inf if tol is None else tol if estimate.certain else tol * _MARGIN
+    limit = math.inf if tol is None else tol if estimate.certain else tol * margin
     return (estimate.reason or f"cannot prove {tol:.3g}") if estimate.bound > limit else ""

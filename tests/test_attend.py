@@ -99,7 +99,7 @@ def test_what_the_output_type_cannot_hold_is_refused_with_the_type_that_can(
     with pytest.raises(ToleranceUnreachable) as caught:
         avow.attend(q, k, v, tol=unit / 10)
     refusal = caught.value
-    assert unit <= refusal.best < 1.5 * unit
+    assert unit / 10 < refusal.best < 1.5 * unit  # these answers are shorter than the longest value
     name = str(dtype).removeprefix("torch.")
     assert str(refusal) == (
         f"tol={unit / 10} is below {refusal.best:.2e}, the best bound that can be proved in {name}; "

@@ -499,3 +499,31 @@ def test_a_saved_cache_aims_as_before(tmp_path: Any) -> None:
     cache.attend(q, rtol=0.1)
     cache.save(tmp_path / "cache.safetensors")
     assert KeyValueCache.load(tmp_path / "cache.safetensors")._shortness == cache._shortness is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("limits", [{"rtol": x} for x in (1e-4, 1e-3, 1e-2, 0.1)] + [{"tol": x} for x in (1e-4, 3e-3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_plan_chooses_what_attend_runs(dtype: torch.dtype, limits: dict[str, float], causal: bool) -> None:
+    q, k, v = (x.to(dtype) for x in torch.randn(3, 1, 4, 512, 32).unbind())
+    chosen = avow.plan(q, k, v, causal=causal, **limits).chosen
+    try:
+        certificate = avow.attend(q, k, v, causal=causal, **limits).certificate
+    except avow.ToleranceUnreachable:
+        assert chosen is None
+    else:
+        assert chosen is not None
+        assert (certificate.method, certificate.parameters) == (chosen.method.name, chosen.method.parameters)
+
+
+def test_a_plan_that_nothing_meets_says_so() -> None:
+    q, k, v = torch.randn(3, 1, 2, 64, 16).bfloat16().unbind()
+    assert "nothing here is expected to meet it" in str(avow.plan(q, k, v, rtol=1e-5))
+
+
+def test_short_answers_keep_tolerances_that_rounding_long_ones_would_break() -> None:
+    q, k, v = torch.randn(3, 1, 2, 1024, 16).bfloat16().unbind()
+    unit = 2.0**-8  # what rounding to bfloat16 costs an answer as long as the longest value
+    assert avow.attend(q, k, v, tol=unit / 2).certificate.keeps(unit / 2)
+    with pytest.raises(avow.ToleranceUnreachable):
+        avow.attend(q * 50, k * 50, v, tol=unit / 2)  # sharp heads copy values, which are long

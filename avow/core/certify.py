@@ -138,12 +138,17 @@ def proved_ratio(certificate: Certificate) -> float:
     return float(ratios.amin()) if ratios.numel() else 1.0
 
 
-def shortest_ratio(p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
-    """About how long the shortest answer is beside the longest value of its row; rows that see no value do not count.
+def answer_ratios(p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> tuple[float, float]:
+    """About how long the shortest and the longest answer are beside the longest value of their row; rows that see no
+    value do not count.
 
-    It is proved if errors are small beside the answers. If they are not, a quarter of what was given is a guess.
+    The shortest is proved if errors are small beside the answers. If they are not, a quarter of what was given is a
+    guess.
     """
     longest, floors = longest_value_above(p).expand(rows.shape), length_floors(out.detach())
     left = torch.maximum(floors - absolute_errors(rows, longest), floors / 4)
-    ratios = torch.where(longest > 0, left / longest.clamp(min=1e-300), 1.0)
-    return max(0.0, float(ratios.amin())) if ratios.numel() else 1.0
+    some = longest > 0
+    if not bool(some.any()):
+        return 1.0, 1.0
+    ratios = [x[some] / longest[some] for x in (left, floors)]
+    return max(0.0, float(ratios[0].amin())), float(ratios[1].amax())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -39,12 +40,20 @@ class BoundEstimate:
         kind: what the promise would be.
         certain: whether the bound is proved already.
         reason: why there is none.
+        of_answer: the part of the bound that is relative to the answer, as rounding the output is; it counts as if the
+            answer were as long as the longest value.
     """
 
     bound: float
     kind: Kind
     certain: bool
     reason: str = ""
+    of_answer: float = 0.0
+
+    def for_answers(self, ratio: float) -> BoundEstimate:
+        """The bound that is expected if answers are `ratio` times as long as the longest value: a guess."""
+        shorter = self.of_answer * (1 - min(ratio, 1.0))
+        return dataclasses.replace(self, bound=self.bound - shorter if shorter else self.bound, certain=False)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from avow.attend import Attended, attend_exact
 from avow.core import LazyCertificate, Method, Norms, Problem, check_tensor, has_tangents
-from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.certify import aimed_bound, answer_ratios, certify
 from avow.core.compose import compose
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.decode import cache_file
@@ -301,7 +301,7 @@ class KeyValueCache(TokenBuffers):
             attended = self._attend_within(call, aim)
             certificate = attended.certificate
             if not problem.empty:
-                self._shortness = shortest_ratio(problem, attended.out, certificate.rows)
+                self._shortness, _ = answer_ratios(problem, attended.out, certificate.rows)
             if call.requirement.met_by(certificate):
                 return attended
             reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"

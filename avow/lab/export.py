@@ -14,7 +14,8 @@ import avow
 from avow import file_io
 from avow.errors import FileError
 from avow.lab.page import PACKAGE, all_pages
-from avow.lab.rendering import render, row, stories, story_script, workshop
+from avow.lab.rendering import render, row, workshop
+from avow.lab.stories import story_names, story_script
 
 # A folder with this file is an earlier copy, and may be replaced.
 _MARK = "avow-export.json"
@@ -39,8 +40,7 @@ def exported_files(package: str = PACKAGE) -> dict[str, str]:
     files = {}
     for place in (*row(package, exported=True), *workshop(package, exported=True)):
         files[place.address] = render(place.name, package, "", pages.get(place.name), exported=True)
-    for story in stories():
-        files[f"stories/{story['name']}.js"] = story_script(story["name"]) or ""
+    files |= {f"stories/{name}.js": story_script(name) for name in story_names()}
     return files | {_MARK: json.dumps({"format": "avow export 1", "version": avow.__version__}) + "\n"}
 
 

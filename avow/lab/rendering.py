@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from markupsafe import Markup
 
 from avow.lab.modules import bundle
 from avow.lab.page import Page, all_pages, json_bytes, templates
+from avow.lab.stories import story_texts
 
 # The reports' style is the lab's too.
 _SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
@@ -97,22 +97,7 @@ def static_files() -> dict[str, str]:
 
 def stories() -> list[Mapping[str, str]]:
     """Name, title and subject of each story, in the order they are shown."""
-    module = _stories()
-    return [] if module is None else [{**module.story_texts()[name], "name": name} for name in module.story_names()]
-
-
-def story_script(name: str) -> str | None:
-    """The script of a story; None if there is none of this name."""
-    module = _stories()
-    return module.story_script(name) if module is not None and name in module.story_names() else None
-
-
-def _stories() -> ModuleType | None:
-    try:
-        from avow.lab import stories
-    except ImportError:
-        return None
-    return stories
+    return [{**story, "name": name} for name, story in story_texts().items()]
 
 
 def _style(name: str) -> Markup:

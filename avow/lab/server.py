@@ -18,9 +18,10 @@ from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError, InputError, ParameterError
 from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages
-from avow.lab.rendering import TYPES, render, row, static_files, story_script, workshop
+from avow.lab.rendering import TYPES, render, row, static_files, workshop
 from avow.lab.request_queue import RequestQueue
 from avow.lab.security import JsonResponse, Refused, SecurityMiddleware, error_response, read_body
+from avow.lab.stories import story_names, story_script
 from avow.lab.uploads import FileStore
 
 _HOST = "127.0.0.1"
@@ -135,10 +136,9 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
 
     @app.get("/stories/{name}.js", include_in_schema=False)
     async def story(name: str) -> Response:
-        script = story_script(name)
-        if script is None:
+        if name not in story_names():
             raise HTTPException(404)
-        return Response(script, media_type=TYPES[".js"], headers={"cache-control": "no-cache"})
+        return Response(story_script(name), media_type=TYPES[".js"], headers={"cache-control": "no-cache"})
 
     @app.get("/plotly.js", include_in_schema=False)
     async def plotly() -> Response:

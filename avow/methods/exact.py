@@ -100,8 +100,9 @@ class Exact(Method):
             return BoundEstimate(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
         bound = (2 * math.tanh(delta / 2) + merging) * model.grown
-        bound += model.sums * (1 + model.final) + model.final * rounding.SAFETY + flushed
-        return BoundEstimate(bound * rounding.SAFETY, "deterministic", True)
+        last = model.final * rounding.SAFETY  # rounding the output, which is relative to it
+        bound += model.sums * (1 + model.final) + last + flushed
+        return BoundEstimate(bound * rounding.SAFETY, "deterministic", True, of_answer=last * rounding.SAFETY)
 
     def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
         """Whether no intermediate result can overflow for norms up to these, whatever order the kernel works in."""

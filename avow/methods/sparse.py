@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
@@ -47,7 +47,8 @@ _FAINT = 1e-290
 
 class Trace(NamedTuple):
     """What unread tokens may have moved each row, in its unit; the unit; how many tokens were read in full; what sums
-    may have lost to underflow; and how many tokens of a key head were read for any of its query heads.
+    may have lost to underflow; how many tokens of a key head were read for any of its query heads; and which tokens
+    were read, if that was asked for.
     """
 
     tails: Float64[Tensor, "b h n"]
@@ -55,6 +56,7 @@ class Trace(NamedTuple):
     read: Float64[Tensor, "b h n"]
     lost: Float64[Tensor, "b h n"]
     distinct: Float64[Tensor, "b g n"]
+    selected: Bool[Tensor, "b h n s"] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,27 +80,35 @@ class Sparse(Method):
         return self.chance > 0
 
     def compute(
-        self, problem: Problem, generator: torch.Generator | None = None, sketch: Sketch | None = None
+        self,
+        problem: Problem,
+        generator: torch.Generator | None = None,
+        sketch: Sketch | None = None,
+        selection: bool = False,
     ) -> Computed:
-        """The answer. Given a `sketch` of the first keys, no other token than those it chooses is touched."""
+        """The answer. Given a `sketch` of the first keys, no other token than those it chooses is touched.
+
+        With `selection` the trace says which tokens were read; that takes a byte for each pair of row and key.
+        """
         p = problem
         known = Known.of(p, sketched(p.k, self.bits) if sketch is None else sketch, gathers=sketch is not None)
         b, h, n = p.q.shape[:3]
         tiles = row_tiles(n, 16 * b * h * p.k.shape[-2])
-        parts = [self._tile(known, rows, generator) for rows in tiles]
-        out, tails, unit, read, distinct = (torch.cat(xs, -2) for xs in zip(*parts, strict=True))
+        parts: list[Any] = [self._tile(known, rows, generator, selection) for rows in tiles]
+        *parts, selected = zip(*parts, strict=True)
+        out, tails, unit, read, distinct = (torch.cat(xs, -2) for xs in parts)
         size = per_query_head(known.size, h)
         tails, unit, read = (x.squeeze(-1) for x in (tails, unit, read))
         terms = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1])
         lost = (terms * rounding.tiny(torch.float64) * size[..., 0]).expand(tails.shape)
-        trace = Trace(tails, unit, read, lost, distinct.squeeze(-1))
+        trace = Trace(tails, unit, read, lost, distinct.squeeze(-1), torch.cat(selected, -2) if selection else None)
         return Computed(rounding.saturating_cast(out * size, p.q.dtype), trace)
 
     def _tile(
-        self, known: Known, rows: slice, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        self, known: Known, rows: slice, generator: torch.Generator | None, selection: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """The answers of some rows, what unread tokens may have moved them, their units, and how much was read: by each
-        query head, and by any that share a key head.
+        query head, and by any that share a key head; and with `selection` which tokens each query head read.
         """
         tokens, n = known.tokens(rows), rows.stop - rows.start
         siblings = known.problem.q.shape[1] // max(known.problem.k.shape[1], 1)
@@ -122,7 +132,8 @@ class Sparse(Method):
         shared = touched.unflatten(2, (siblings, n)).any(2)  # (b, g, n, s)
         parts = (out, answer.tails, unit, touched.sum(-1, keepdim=True).double())
         out, tails, unit, count = (ungrouped(x.unflatten(2, (siblings, n))) for x in parts)
-        return out, tails, unit, count, shared.sum(-1, keepdim=True).double()
+        chosen = touched.unflatten(2, (siblings, n)).flatten(1, 2) if selection else None
+        return out, tails, unit, count, shared.sum(-1, keepdim=True).double(), chosen
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         p, norms, trace = problem, problem.norms, computed.trace

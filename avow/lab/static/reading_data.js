@@ -1,0 +1,117 @@
+// A reading as numbers and sentences: bytes to arrays, heads by words, the address. Nothing here touches the page.
+// A slider's position s is 0 for "exact" and i + 1 for stops[i]; a token is needed at s if its level is s or more.
+
+/** The arrays of a reading: one entry a row with weights, levels, bounds and errors, and what follows from them. */
+export async function unpack(reading) {
+  const packed = Uint8Array.from(atob(reading.data), letter => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const H = reading.layers * reading.heads, S = reading.stops.length;
+  let at = 0;
+  const take = size => bytes.subarray(at, at += size);
+  const asked = new Map(reading.rows.map((position, r) => [position, row(position + 1, H, S,
+    {weights: take(H * (position + 1)), levels: take(H * (position + 1)), bounds: take(H * S), errors: take(H * S)},
+    reading.next[r], reading.read[r])]));
+  return {...reading, H, S, asked, promises: take(H * reading.methods.length), data: null};
+}
+
+/** One asking word: `kept` counts the tokens each head needs, `readers` the heads that need each token. */
+function row(n, H, S, arrays, next, read) {
+  const kept = new Uint16Array((S + 1) * H), readers = new Uint16Array((S + 1) * n);
+  for (let h = 0, i = 0; h < H; h++) for (let t = 0; t < n; t++, i++) for (let s = 0; s <= arrays.levels[i]; s++) {
+    kept[s * H + h]++;
+    readers[s * n + t]++;
+  }
+  return {...arrays, n, kept, readers, next, read: [1, ...read]};
+}
+
+/** The next words at a position of the slider, most probable first. */
+export const nextWords = (row, s) => s ? row.next.stops[s - 1] : row.next.exact;
+
+/** A bound, an error or a promise from its byte; zero stands for what is below 1e-8, or for no promise. */
+export const fromCode = code => 10 ** ((code - 255) / 32);
+
+/** How many heads' measured errors exceed their bounds at a position of the slider. */
+export function brokenPromises(row, H, S, s) {
+  let broken = 0;
+  for (let h = 0; s && h < H; h++) broken += row.errors[h * S + s - 1] > row.bounds[h * S + s - 1];
+  return broken;
+}
+
+/** How many keys all heads read at a position of the slider. */
+export const keysRead = (row, H, s) => row.kept.subarray(s * H, (s + 1) * H).reduce((sum, one) => sum + one, 0);
+
+// What a head does, as a name and as a sentence.
+export const KINDS = {
+  resting: ["rests on the first token", "Most of its weight lies on the start mark: it has nothing to look for here."],
+  previous: ["word before", "It reads the word just before the one that asks."],
+  same: ["same word", "It reads earlier places where the same word stands."],
+  induction: ["induction", "It finds an earlier place where this word stood, and reads what followed it there."],
+  local: ["local", "It reads the last few words."],
+  wide: ["wide", "It spreads its weight over much of the text."],
+};
+export const kindName = kind => KINDS[kind]?.[0] ?? kind;
+export const headName = (reading, h) => `Layer ${Math.floor(h / reading.heads)}, head ${h % reading.heads}`;
+
+/** The heads that a search means: "layer 18 head 6", "18.6", "layer 3", "induction"; all of them for no words. */
+export function matching(reading, words) {
+  const all = [...reading.kinds.keys()], wanted = words.trim().toLowerCase();
+  const [, layer, head] = /^(?:l(?:ayer)?\s*)?(\d+)(?:[\s.,:]*(?:h(?:ead)?)?[\s.]*(\d+))?$/.exec(wanted) ?? [];
+  const inside = h => Math.floor(h / reading.heads) === Number(layer) && (!head || h % reading.heads === Number(head));
+  if (layer) return all.filter(inside);
+  return all.filter(h => `${kindName(reading.kinds[h])} ${reading.kinds[h]}`.includes(wanted));
+}
+
+/** Up to `most` next words with their exact and approximate probabilities; null where a list does not hold the word. */
+export function compared(row, s, most = 5) {
+  const exact = new Map(row.next.exact), near = new Map(nextWords(row, s)), [best] = near.keys();
+  const words = [...exact.keys()].slice(0, most);
+  if (!words.includes(best)) words[most - 1] = best;
+  return words.map(word => ({word, exact: exact.get(word) ?? null, near: near.get(word) ?? null}));
+}
+
+/** A token as it is quoted in a sentence. */
+export const quoted = word => `“${word.trim() || word.replaceAll("\n", "↵").replaceAll(" ", "␣")}”`;
+
+/** A share in percent, with more digits where it is small. */
+export function percent(share) {
+  const hundred = share * 100;
+  return `${hundred && hundred < 0.1 ? "<0.1" : Number(hundred.toFixed(hundred < 10 ? 1 : 0))}%`;
+}
+
+/** A bound in two digits: its byte holds no more. */
+export function brief(number) {
+  const [digits, power] = number.toExponential(1).split("e-");
+  const raised = [...(power ?? "")].map(digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
+  return number && number < 1e-4 ? `${Number(digits)}·10⁻${raised}` : String(Number(number.toPrecision(2)));
+}
+
+/** What the slider's position means for the word that asks, in a sentence. */
+export function sentence(reading, row, s) {
+  const [[exact, chance]] = row.next.exact, [[near]] = nextWords(row, s), short = row.read.at(-1) > 0.995;
+  if (!s) return `Nothing is left out: ${reading.H} heads read all ${row.n} words. The next word is ${quoted(exact)}, `
+    + `${percent(chance)}.${short ? " This text is too short to skip anything." : ""}`;
+  const word = near === exact ? `is still ${quoted(exact)}` : `changes from ${quoted(exact)} to ${quoted(near)}`;
+  if (short) return `This text is too short to skip anything: all of it is read, and the next word ${word}.`;
+  const error = percent(reading.stops[s - 1]), read = percent(row.read[s]);
+  return `Every head may be off by ${error} of its longest value: ${read} of the reading is proved to be enough, `
+    + `and the next word ${word}.`;
+}
+
+/** What an address says: story, asking word, head, position of the slider; null or 0 where it says nothing usable. */
+export function fromAddress(search, reading) {
+  const says = new URLSearchParams(search), [layer, head] = (says.get("head") ?? "").split(".").map(Number);
+  const word = Number(says.get("word") ?? NaN), tolerance = Number(says.get("tol") ?? NaN);
+  const known = layer < reading.layers && head < reading.heads;
+  return {word: reading.asked.has(word) ? word : reading.prompt - 1, head: known ? layer * reading.heads + head : null,
+    s: reading.stops.indexOf(tolerance) + 1};
+}
+
+/** The address of a state; what is as it is at first is left out. */
+export function toAddress({story, word, head, s}, reading) {
+  const says = new URLSearchParams({story});
+  if (word !== null && word !== reading.prompt - 1) says.set("word", word);
+  if (head !== null) says.set("head", `${Math.floor(head / reading.heads)}.${head % reading.heads}`);
+  if (s) says.set("tol", reading.stops[s - 1]);
+  return `?${says}`;
+}

@@ -161,7 +161,7 @@ export async function post(path, body, signal) {
 function reloaded() {
   if (sessionStorage.getItem("avow-refused") === token) return false;
   sessionStorage.setItem("avow-refused", token);
-  history.replaceState(null, "", address() || location.pathname);
+  if (controls.size) history.replaceState(null, "", address() || location.pathname); // other pages keep their own
   location.reload();
   return true;
 }

@@ -48,7 +48,8 @@ class _Parts(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.parts:
-            self.parts[-1][1 if self._in_heading else 2].append(data)
+            _, heading, text = self.parts[-1]
+            (heading if self._in_heading else text).append(data)
 
 
 def parts(html: str) -> list[Part]:

@@ -1,7 +1,7 @@
 """The page of verdicts, written from the catalogue of claims: `python -m docs.site.verdicts`.
 
-Verdicts are those that the catalogue records; `avow claims run` compares them with what its checks find. Claims that are
-refuted are judged here, for their counterexamples.
+Verdicts are those that the catalogue records; `avow claims run` compares them with what its checks find. Refuted claims
+are judged here, for their counterexamples.
 """
 
 from __future__ import annotations

@@ -27,37 +27,39 @@ class Part(NamedTuple):
 
 
 class _Parts(HTMLParser):
-    """The text of a page by its headings. Tables of numbers are left out: nobody looks for 0.745."""
+    """The text of a page by its headings. Numbers in tables are left out: nobody looks for 0.745."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.parts: list[tuple[str, list[str], list[str]]] = []
-        self._in_heading = False
+        self._in_heading = self._in_cell = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if re.fullmatch("h[1-4]", tag):
             self._in_heading = True
             self.parts.append((dict(attrs).get("id") or "", [], []))
+        self._in_cell = self._in_cell or tag == "td"
 
     def handle_endtag(self, tag: str) -> None:
         if re.fullmatch("h[1-4]", tag):
             self._in_heading = False
-        elif tag in ("p", "li", "td", "th", "pre") and self.parts:
+        self._in_cell = self._in_cell and tag != "td"
+        if tag in ("p", "li", "td", "th", "pre") and self.parts:
             self.parts[-1][2].append(" ")
 
     def handle_data(self, data: str) -> None:
         if self.parts:
             _, heading, text = self.parts[-1]
-            (heading if self._in_heading else text).append(data)
+            numeric = self._in_cell and not re.search(r"[^\W\d]", data)
+            (heading if self._in_heading else text).append("" if numeric else data)
 
 
 def parts(html: str) -> list[Part]:
     """The parts of a page, in order."""
     found = []
     for anchor, heading, text in _Parts(html).parts:
-        words = [word for word in "".join(text).split() if re.search(r"[^\W\d]", word)]
-        found.append(Part(anchor, "".join(heading), " ".join(words)))
+        found.append(Part(anchor, "".join(heading), " ".join("".join(text).split())))
     return found
 
 

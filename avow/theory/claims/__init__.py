@@ -2,6 +2,8 @@
 
     from avow.theory.claims import catalogue, run
     for finding in run(catalogue()): print(finding.claim.id, finding.verdict)
+
+`avow claims run` does the same.
 """
 
 from __future__ import annotations

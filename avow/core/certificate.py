@@ -98,8 +98,8 @@ class Certificate:
     Attributes:
         method: name of the method that gave the answer.
         parameters: the parameters it ran with.
-        target: the mechanism :math:`o^*` that the answer is compared with. Only if this is "softmax attention" is the
-            answer close to what PyTorch's SDPA computes; `separable` and `latent` are mechanisms of their own.
+        target: the mechanism that the answer is compared with. Only if this is "softmax attention" is the answer close
+            to what PyTorch's SDPA computes; `separable` and `latent` are mechanisms of their own.
         kind: what is promised: `deterministic` (every row, always), `statistical` (each row, with probability
             `confidence`), `sampled` (a share `coverage` of the rows, with probability `confidence`) or `none`.
         bound: the largest of `rows`.

@@ -51,7 +51,11 @@ class BoundEstimate:
     of_answer: float = 0.0
 
     def for_answers(self, ratio: float) -> BoundEstimate:
-        """The bound that is expected if answers are `ratio` times as long as the longest value: a guess."""
+        """The bound that is expected if answers are shorter than the longest value: a guess.
+
+        Args:
+            ratio: how long answers are beside the longest value.
+        """
         shorter = self.of_answer * (1 - min(ratio, 1.0))
         return dataclasses.replace(self, bound=self.bound - shorter if shorter else self.bound, certain=False)
 

@@ -179,6 +179,18 @@ def test_the_comparison_contains_it(site: Path) -> None:
     assert '"flattened"' in json.dumps(json.loads(done.stdout))
 
 
+def test_the_comparison_marks_a_bound_that_its_own_measurement_refutes(tmp_path: Path) -> None:
+    lie = METHOD.replace("softmax_l1_bound((1 - self.warmth +", "softmax_l1_bound(0.0 * (1 - self.warmth +")
+    assert lie != METHOD
+    install(tmp_path, "flattened", lie, "flattened:Flattened")
+    sizes = ("--length", "64", "--heads", "2", "--dim", "8", "--kinds", "copying", "--quick")
+    done = run(tmp_path, "-m", "avow", "compare", "--methods", "exact,flattened", *sizes, "--json")
+    assert done.returncode == 1 and "BROKEN: the bound of flattened(warmth=0.25) on copying heads" in done.stderr
+    rows = json.loads(done.stdout)["workloads"][0]["rows"]
+    broken = {(row["method"], row["parameters"].get("warmth")): row["broken"] for row in rows}
+    assert broken["flattened", 0.25] and not broken["flattened", 1.0] and not broken["exact", None]
+
+
 def test_the_common_suite_judges_it(site: Path) -> None:
     own = run(site, "-m", "pytest", str(site / "test_flattened.py"), "-c", str(ROOT / "pyproject.toml"), *QUIET)
     assert own.returncode == 0, own.stdout[-3000:]

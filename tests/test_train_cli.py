@@ -277,7 +277,13 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
         (["finetune", "b"], "from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
         (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
-        (["pretrain", "corpus/wiki.txt", *SMALL], "run=corpus/wiki.txt cannot be written (File exists); name"),
+        (
+            ["pretrain", "corpus/wiki.txt", *SMALL],
+            "RUN=corpus/wiki.txt is a file, and RUN is the folder that the run is written to; to read it, use avow train "
+            "pretrain RUN --data corpus/wiki.txt",
+        ),
+        (["pretrain", "b", "--resume"], "RUN=b holds no run to resume; check the path, or begin a run without --res"),
+        (["finetune", "b", "--resume"], "RUN=b holds no run to resume; check the path, or begin a run without --res"),
         (["pretrain", "b", "--task", "spans", "model.block=4"], "block=4 leaves 3 tokens of a document, fewer than"),
         (["pretrain", "b", "--device", "tpu"], "run: device='tpu' must be one of auto, cpu, cuda"),
     ],
@@ -285,6 +291,11 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
 def test_nonsense_ends_in_one_line(arguments: list[str], words: str) -> None:
     assert words in refused(*arguments)
     assert not Path("b").exists()
+
+
+def test_what_torchrun_starts_again_begins_a_run_and_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert json.loads(run("pretrain", "first", *FLAGS, "--resume", "--json").stdout)["step"] == 14
 
 
 def spoil_weights(path: Path) -> None:
@@ -295,7 +306,8 @@ def spoil_weights(path: Path) -> None:
 def test_a_run_is_not_begun_over_another() -> None:
     before = Path("base/log.csv").read_text()
     assert refused("pretrain", "base", *FLAGS) == (
-        "avow: run=base holds a run already; resume it, or train into another folder"
+        "avow: run=base holds a run already; continue it with --resume (resume=True in Python), or train into another "
+        "folder"
     )
     assert Path("base/log.csv").read_text() == before
 

@@ -77,6 +77,7 @@ def pretrain(
 
     All of the text is read, but for a small part that the held-out loss is measured on.
     """
+    _check_folder("pretrain", run, resume)
     given = _with_options(flags, data, {"data.tokenizer": tokenizer, "data.task": task, "run.device": device})
     _fit("pretrain", run, config, given, [], resume_from or resume, as_json)
 
@@ -100,6 +101,7 @@ def finetune(
     from avow.training import checkpoint
     from avow.training.run_folder import CONFIG
 
+    _check_folder("finetune", run, resume)
     given = _with_options(flags, data, {"run.device": device})
     defaults = []
     resumed = bool(resume_from or resume) and (run / CONFIG).exists()
@@ -259,6 +261,21 @@ def _start(path: Path) -> Path:
     return good
 
 
+def _check_folder(name: str, run: Path, resume: bool) -> None:
+    """Raise if what is named as the folder of a run is not one, or holds no run to resume; `name` is the command's."""
+    from avow.training.run_folder import CONFIG
+
+    if "=" in run.name:
+        raise ParameterError("RUN", repr(str(run)), "reads like a field", "name the folder of the run first")
+    if run.is_file():
+        rule = "is a file, and RUN is the folder that the run is written to"
+        raise FileError("RUN", run, rule, f"to read it, use avow train {name} RUN --data {shlex.quote(str(run))}")
+    # torchrun starts the same command again when a process is lost: the first time there is no run yet.
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if resume and not restarts and not (run / CONFIG).exists() and not (run / "checkpoints").exists():
+        raise FileError("RUN", run, "holds no run to resume", "check the path, or begin a run without --resume")
+
+
 def _fit(
     name: str, run: Path, file: Path | None, flags: list[str], defaults: list[str], resume: bool | Path, as_json: bool
 ) -> None:
@@ -267,8 +284,6 @@ def _fit(
     from avow.training import checkpoint, read_config, train
     from avow.training.run_folder import CONFIG
 
-    if "=" in run.name:
-        raise ParameterError("RUN", repr(str(run)), "reads like a field", "name the folder of the run first")
     if resume and file is None and (run / CONFIG).exists():
         file = run / CONFIG  # A run remembers its configuration.
     config = read_config(file, flags, [f"schedule.steps={STEPS[name]}", *defaults])

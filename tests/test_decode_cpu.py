@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -363,6 +365,23 @@ def test_what_was_learnt_under_inference_mode_can_be_copied_outside() -> None:
     with torch.inference_mode():
         cache.attend(q, 0.05)
     assert judged(copy.deepcopy(cache), q, 0.05).method == judged(cache, q, 0.05).method == "sparse"
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["exact", "sparse"])
+def test_a_cache_is_pickled_without_what_was_compiled_for_it(sparse: bool) -> None:
+    cache = filled()
+    q = queries(cache.tokens[0], 4, sharp=6.0)
+    own = judged(cache, q, 0.05, method="sparse") if sparse else cache.attend(q).certificate
+    assert own.method == ("sparse" if sparse else "exact")
+    stored, kept = io.BytesIO(), pickle.dumps(cache)
+    torch.save(cache, stored)
+    stored.seek(0)
+    for other in (pickle.loads(kept), torch.load(stored, weights_only=False)):
+        assert judged(other, q, 0.05, method="sparse").method == "sparse"
+        other.append(*tokens(cache, 1))
+        other.tokens[0].zero_()
+        assert other.length == cache.length + 1 and not bool(other._buffers["keys"][:, :, : other.length].any())
+    assert len(kept) < 1.2 * cache.nbytes + 5000, "no token is stored twice"
 
 
 # Several queries, windows and sinks

@@ -165,9 +165,9 @@ class CpuSteps:
     _space: _Space | None = field(default=None, repr=False)
     _methods: dict[tuple[float, torch.dtype], Sparse] = field(default_factory=dict, repr=False)
 
-    def __deepcopy__(self, memo: object) -> CpuSteps:
-        """Another cache works in a space of its own."""
-        return CpuSteps()
+    def __reduce__(self) -> tuple[type[CpuSteps], tuple[()]]:
+        """Copies and files begin anew: another cache works in a space of its own."""
+        return CpuSteps, ()
 
     def step(
         self,

@@ -154,6 +154,17 @@ class TokenBuffers:
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         """The buffer of keys, and `tokens` of it, as they were last asked for."""
 
+    def __getstate__(self) -> dict[str, object]:
+        """What copies and pickles hold: no views, which a pickle would store apart from what they are views of."""
+        return vars(self) | {"_seen": None, "_append_one": {}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        if self._store is not None:
+            self._bind()
+            self._longest = self._store.longest.view_as(self._longest)
+            self._extremes = self._store.extremes.view_as(self._extremes)
+
     @property
     def _position(self) -> int:
         """How many tokens were appended in all; if the device alone counted them, it has to be asked."""

@@ -8,6 +8,7 @@ import math
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -570,6 +571,22 @@ def test_without_numba_the_certificate_says_so(monkeypatch: pytest.MonkeyPatch) 
         assert certificate.method == "sparse" and certificate.reason.endswith(f"; without compiled code: {text}")
     finally:
         cpu.unavailable.cache_clear()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_waits_for_the_compiler_is_told_once(
+    slow: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu, "_PATIENCE", 0.01 if slow else 60.0)
+    monkeypatch.setattr(cpu, "_stages", lambda: time.sleep(0.3))
+    cpu.unavailable.cache_clear()
+    try:
+        assert [cpu.unavailable() for _ in range(3)] == [""] * 3
+    finally:
+        cpu.unavailable.cache_clear()
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    text = "compiling CPU decoding steps, once per machine and release: about half a minute"
+    assert told == ([("WARNING", text)] if slow else [])
 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

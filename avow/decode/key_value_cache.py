@@ -36,7 +36,7 @@ from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
 from avow.decode.kernel_steps import Asked, KernelSteps, unfit_rows
 from avow.decode.split_k_exact import SplitKExact, serves
-from avow.decode.token_buffers import TokenBuffers, is_capturing, is_plain_call, norm_slack
+from avow.decode.token_buffers import LengthBounds, TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -393,10 +393,10 @@ class KeyValueCache(TokenBuffers):
             if method == "sparse":
                 return None
             reason = functools.partial(str, answer)
-        k, v = self.tokens
-        if not serves(q, v) or sinks is not None or self.window is not None:
+        if not serves(q, self._buffers["values"]) or sinks is not None:
             return None
-        exact = self._exact_reader.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
+        k, v, known = self._seen_by_last()
+        exact = self._exact_reader.quick(q, k, v, known, self._value_slack, tol, scale, reason)
         return None if exact is None else Attended(*exact)
 
     def __repr__(self) -> str:
@@ -593,11 +593,24 @@ class KeyValueCache(TokenBuffers):
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
         if call.sinks is not None:
             return attend_exact(self._with_sinks(call).problem, requirement, reason)
-        if self.device.type == "cpu" and self.window is None and not problem.empty:
-            answer = self._exact_reader.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
+        if self.device.type == "cpu" and not problem.empty and serves(problem.q, problem.v):
+            k, v, known = self._seen_by_last()
+            if problem.allowed is not None:  # the one query sees what is in its window, and that is all
+                problem = Problem.of(problem.q, k, v, scale=problem.scale, enable_gqa=True)
+            answer = self._exact_reader.attend(problem, known, self._value_slack, requirement.tol, reason)
             if answer is not None:
                 return Attended(*answer)
         return attend_exact(self._with_norms(call).problem, requirement, reason)
+
+    def _seen_by_last(self) -> tuple[Tensor, Tensor, LengthBounds]:
+        """Keys and values that the last token's query sees, and bounds on their lengths."""
+        if self.window is None:
+            return *self.tokens, self._length_bounds
+        end = self._position - self._base
+        first, known = max(0, end - self.window), self._length_bounds
+        k, v = (self._buffers[name][:, :, first:end] for name in ("keys", "values"))
+        # A bound is relative to the longest value that is seen; longer keys than those bound these, too.
+        return k, v, known._replace(values=self._longest_seen(1, first, end)[:, 0].tolist())
 
     def _by_cpu_steps(self, call: _Call, tol: float) -> Attended | str:
         """The answer from a part of the tokens by compiled code; or why it does not serve."""

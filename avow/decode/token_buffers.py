@@ -660,7 +660,7 @@ class TokenBuffers:
             parts = (tensors[name][:, :, start : start + most] for name in ("keys", "values", "norms"))
             k, v, norms = (part.to(self.device) for part in parts)
             self.append(k, v)
-            self._check_norms(norms, v)
+            self._check_norms(norms, v, start)
         if held:
             self._measure_written()
             self._known_bounds = None
@@ -674,9 +674,10 @@ class TokenBuffers:
         if self.window is None and bool((self._longest > 2 * own + 2.0**-40).any()):
             raise ParameterError("longest", float(self._longest.amax()), "exceeds the longest key", "save it again")
         if "spread" in tensors:
-            self._sketch(0)  # what these keys lose is known when they are sketched; the file may say more
+            own_spread = self._sketch(0).spread  # what these keys lose is known now; the file may say more
             self._spread = tensors["spread"]
-            if not spread_holds(self._sketch(0), self._buffers["keys"]):
+            same = own_spread is not None and torch.equal(own_spread, self._spread)
+            if not same and not spread_holds(self._sketch(0), self._buffers["keys"]):
                 rule = "is less than the sketch lost of the keys"
                 raise ParameterError("spread", float(self._spread.amax()), rule, "save it again")
 
@@ -730,8 +731,12 @@ class TokenBuffers:
         self._extremes = wider(self._extremes, lengths)
         self._wide, self._unmeasured = wide, 0
 
-    def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"]) -> None:
-        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds."""
+    def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"], start: int) -> None:
+        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds, from `start` on."""
+        self._measure_written()
+        # Where they are the very numbers that were just found, they need no closer look.
+        other = norms != self._buffers["norms"][:, :, start : start + norms.shape[2]]
+        norms, v = norms[other], v[other]
         # What `lengths` computes exceeds a length by half a slack, and is off by less than a quarter of one.
         least = lengths(v) * (1 - slack(self.value_dim, torch.float64) / 8)
         most = least * (1 + 4 * slack(self.value_dim, self.dtype) + 2.0**-20) + 2.0**-59 * math.sqrt(self.value_dim)

@@ -210,7 +210,8 @@ def test_a_file_that_lies_is_refused_by_the_field_though_its_digest_is_right(
 
 
 def test_what_appending_finds_again_is_not_checked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = filled(1000)
+    cache = KeyValueCache(2, 16)
+    cache.append(*tokens(cache, 1000))
     cache.save(tmp_path / "cache")
 
     def measured(x: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def test_twice_the_batch_takes_twice_as_long_beside_the_overhead() -> None:
     ("given", "words"),
     [
         ({"tokens": 0}, "tokens=0 must be a whole number of at least 1; try tokens=64"),
-        ({"heads": 4, "key_heads": 3}, "key_heads=3 must divide heads=4; use 1, or heads itself"),
+        ({"heads": 4, "key_heads": 3}, "key_heads=3 must divide heads=4; use 1, 2 or 4"),
         ({"kept": 1.5}, "kept=1.5 must be from 0 to 1; try kept=0.1"),
         ({"kept": math.nan}, "kept=nan must be from 0 to 1; try kept=0.1"),
         ({"queries": 9, "tokens": 8}, "queries=9 exceeds the 8 tokens; try queries=8"),

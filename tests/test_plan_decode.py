@@ -127,7 +127,7 @@ def test_a_window_bounds_what_is_read_and_kept(measured: None) -> None:
     ("arguments", "words"),
     [
         (["--tokens", "0"], "tokens='0' must be at least 1; see avow plan-decode --help"),
-        (["--key-heads", "3"], "key_heads=3 must divide heads=32; use 1, or heads itself"),
+        (["--key-heads", "3"], "key_heads=3 must divide heads=32; use 1, 2, 4, 8, 16 or 32"),
         (["--dtype", "int4"], "dtype='int4' is not known; use one of float64"),
         (["--kept", "2"], "kept=2.0 must be from 0 to 1; try kept=0.1"),
         (["--queries", "9", "--tokens", "8"], "queries=9 exceeds the 8 tokens; try queries=8"),

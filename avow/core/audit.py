@@ -58,7 +58,9 @@ class Audit:
         worst, own, plain = (float(x.amax()) if x.numel() else 0.0 for x in units)
         every = "all " if self.certificate.coverage == 1 else ""
         largest = f"{worst:.2e} of the longest value, {own:.2e} of the answer, {plain:.2e} absolute"
-        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {largest}\n{self.certificate}"
+        # Whoever computed the answer is not known: the method is the one whose target it is compared with.
+        certificate = str(self.certificate).replace("\n  method   ", "\n  compared with the target of ", 1)
+        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {largest}\n{certificate}"
 
 
 def rows_needed(coverage: float, confidence: float) -> int:

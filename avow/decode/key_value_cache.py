@@ -187,10 +187,6 @@ class KeyValueCache(TokenBuffers):
     def _attend(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
         """The answer after every check."""
         tol, confidence, scale, generator, method, rtol = arguments
-        for name, value in (("tol", tol), ("rtol", rtol)):
-            if isinstance(value, int | float) and value <= 0:
-                remedy = f"try {name}=1e-2, or leave it out for exact"
-                raise ParameterError(name, value, "must be above 0", remedy)
         if method not in ("auto", "exact", "sparse"):
             rule = "must be 'auto', 'exact' or 'sparse'"
             raise ParameterError("method", value_text(method), rule, "use another method with avow.attend")
@@ -400,8 +396,8 @@ class KeyValueCache(TokenBuffers):
         return None if exact is None else Attended(*exact)
 
     def __repr__(self) -> str:
-        tokens = self.lengths if self._ragged else self.length
-        held = f"batch={self.batch}, key_heads={self.key_heads}, tokens={tokens}, dim={self.dim}"
+        length = self.lengths if self._ragged else self.length
+        held = f"batch={self.batch}, key_heads={self.key_heads}, length={length}, dim={self.dim}"
         sketch = "no sketch" if self.bits is None else f"sketch of {self.bits} bits"
         where = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
         return f"KeyValueCache({held}, value_dim={self.value_dim}, {where}, {sketch}, {self.nbytes:,} bytes)"
@@ -667,6 +663,10 @@ class KeyValueCache(TokenBuffers):
         before = torch.cat([most, norms[:, : spans[-1][0]].flip(-1)], -1).cummax(-1).values.flip(-1)
         behind = torch.cat([most, norms[:, spans[0][1] :]], -1).cummax(-1).values
         return torch.maximum(before[:, [a for a, _ in spans]], behind).double().numpy()
+
+
+# Python's own errors about arguments name the class that people know.
+TokenBuffers.append.__qualname__ = "KeyValueCache.append"
 
 
 def _finite_sinks(sinks: Tensor) -> Float64[Tensor, "h"]:

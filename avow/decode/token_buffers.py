@@ -203,8 +203,20 @@ class TokenBuffers:
 
     @property
     def length(self) -> int:
-        """How many tokens the next query sees; if sequences differ, that of the longest."""
+        """How many tokens the next query sees, at most the window's; if sequences differ, that of the longest.
+
+        `position` counts those, too, that a window has forgotten.
+        """
         return self._position if self.window is None else min(self._position, self.window)
+
+    def __len__(self) -> int:
+        """`length`, if all sequences have the same."""
+        self._check_one_length("a cache has one length if they do not")
+        return self.length
+
+    def __bool__(self) -> bool:
+        """True, also of an empty cache."""
+        return True
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -732,7 +744,9 @@ class TokenBuffers:
         self._wide, self._unmeasured = wide, 0
 
     def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"], start: int) -> None:
-        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds, from `start` on."""
+        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds; `start` is where
+        they stand in the buffers.
+        """
         self._measure_written()
         # Where they are the very numbers that were just found, they need no closer look.
         other = norms != self._buffers["norms"][:, :, start : start + norms.shape[2]]
@@ -855,7 +869,8 @@ class TokenBuffers:
             check_tensor(name, x)
             check_numbers(name, x)
             if x.dtype != self.dtype:
-                raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", "convert it first")
+                remedy = f"convert it, or make the cache with dtype={x.dtype}"
+                raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", remedy)
             if x.device != self.device:
                 raise DtypeError(f"{name}.device", x.device, f"must equal the cache's {self.device}", "move it first")
             if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != (self.batch, self.key_heads, width):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -365,6 +368,23 @@ def test_what_was_learnt_under_inference_mode_can_be_copied_outside() -> None:
     assert judged(copy.deepcopy(cache), q, 0.05).method == judged(cache, q, 0.05).method == "sparse"
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["exact", "sparse"])
+def test_a_cache_is_pickled_without_what_was_compiled_for_it(sparse: bool) -> None:
+    cache = filled()
+    q = queries(cache.tokens[0], 4, sharp=6.0)
+    own = judged(cache, q, 0.05, method="sparse") if sparse else cache.attend(q).certificate
+    assert own.method == ("sparse" if sparse else "exact")
+    stored, kept = io.BytesIO(), pickle.dumps(cache)
+    torch.save(cache, stored)
+    stored.seek(0)
+    for other in (pickle.loads(kept), torch.load(stored, weights_only=False)):
+        assert judged(other, q, 0.05, method="sparse").method == "sparse"
+        other.append(*tokens(cache, 1))
+        other.tokens[0].zero_()
+        assert other.length == cache.length + 1 and not bool(other._buffers["keys"][:, :, : other.length].any())
+    assert len(kept) < 1.2 * cache.nbytes + 5000, "no token is stored twice"
+
+
 # Several queries, windows and sinks
 
 
@@ -551,6 +571,22 @@ def test_without_numba_the_certificate_says_so(monkeypatch: pytest.MonkeyPatch) 
         assert certificate.method == "sparse" and certificate.reason.endswith(f"; without compiled code: {text}")
     finally:
         cpu.unavailable.cache_clear()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_waits_for_the_compiler_is_told_once(
+    slow: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu, "_PATIENCE", 0.01 if slow else 60.0)
+    monkeypatch.setattr(cpu, "_stages", lambda: time.sleep(0.3))
+    cpu.unavailable.cache_clear()
+    try:
+        assert [cpu.unavailable() for _ in range(3)] == [""] * 3
+    finally:
+        cpu.unavailable.cache_clear()
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    text = "compiling CPU decoding steps, once per machine and release: about half a minute"
+    assert told == ([("WARNING", text)] if slow else [])
 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

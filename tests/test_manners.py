@@ -60,7 +60,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("plan --kept 0.1", "option=--kept is not known to avow plan; it belongs to avow plan-decode and avow plan-"),
         ("plan --tokens 9", "option=--tokens is not known to avow plan; it belongs to avow plan-decode"),
         ("plan --tool 9", "option=--tool is not known to avow plan; did you mean --tol?"),
-        ("plan --key-heads 3", "key_heads=3 must divide heads=4; use 1, or heads itself"),
+        ("plan --key-heads 3", "key_heads=3 must divide heads=4; use 1, 2 or 4"),
         ("plan --dtype int4", "dtype='int4' is not known; use one of float64"),
         ("plan --input a --batch 2", "batch=2 follows from the heads of --input; leave --batch or --input out"),
         ("plan --recalibrate", "recalibrate=True would measure this machine, and AVOW_CALIBRATION=off forbids it"),

@@ -86,7 +86,7 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "8", "--link", "1GB/s", "--latency", "-1us"], "latency='-1us' must be at least 0 and finite"),
         (
             ["--ranks", "8", "--link", "1GB/s", "--key-heads", "3"],
-            "key_heads=3 must divide heads=4; use 1, or heads itself",
+            "key_heads=3 must divide heads=4; use 1, 2 or 4",
         ),
         (
             ["--ranks", "8", "--link", "1GB/s", "--queries", "0"],

@@ -217,6 +217,6 @@ def test_the_library_that_reads_tables_is_named_where_it_is_missing(
     sources = [parquet_file(tmp_path / "a"), dataset(tmp_path / "b")]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for source in sources:
-        words = "pyarrow=missing is needed to read parquet and arrow files; pip install 'avow[data]'"
+        words = "pyarrow is not installed; it is needed to read parquet and arrow files; pip install 'avow[data]'"
         with pytest.raises(MissingPackage, match=re.escape(words)):
             read_data([source])

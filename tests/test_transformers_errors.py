@@ -206,7 +206,7 @@ def test_weights_are_not_given_out_where_they_are_asked_for(architecture: Archit
 def test_a_missing_transformers_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "avow.integrations.transformers")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    words = r"transformers=missing is needed to put avow into its models; pip install 'avow\[hf\]'"
+    words = r"transformers is not installed; it is needed to put avow into its models; pip install 'avow\[hf\]'"
     with pytest.raises(MissingPackage, match=words):
         importlib.import_module("avow.integrations.transformers")
 

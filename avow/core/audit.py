@@ -59,7 +59,9 @@ class Audit:
 
     def __str__(self) -> str:
         largest = ", ".join(f"{error:.2e} {unit}" for unit, error in self._largest().items())
-        return f"{self._recomputed}: largest errors {largest}\n{self.certificate}"
+        # Whoever computed the answer is not known: the method is the one whose target it is compared with.
+        certificate = str(self.certificate).replace("\n  method   ", "\n  compared with the target of ", 1)
+        return f"{self._recomputed}: largest errors {largest}\n{certificate}"
 
     def _repr_html_(self) -> str:
         errors = [(f"largest error, {unit}", f"{error:.2e}") for unit, error in self._largest().items()]

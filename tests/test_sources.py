@@ -144,7 +144,7 @@ def spoilt(folder: Path) -> dict[str, tuple[Any, str]]:
         "id.parquet:id": (table(), "has int64 in the column 'id', not text; name a column of texts"),
         "id.parquet:none": (table(), "has no column 'none' (it has id, body); name another: "),
         "null.parquet": (pa.table({"text": ["a", None]}), "row 1=null holds no text; leave such rows out"),
-        f"{broken}": (broken, "holds neither wiki.txt, nor train.tsv, nor a dataset that save_to_disk wrote; name its"),
+        f"{broken}": (broken, "holds no .txt files, no train.tsv, and no dataset that save_to_disk wrote; name its"),
     }
 
 

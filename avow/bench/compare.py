@@ -36,7 +36,7 @@ GOAL = 1e-2
 DECODING_TOLERANCES = ((1e-1, 1.0), (1e-2, 1.0), (1e-3, 1.0), (1e-2, 0.999))
 # A decoding step is so short that fewer pairs of them tell little.
 _LEAST_PAIRS = 5
-# A promise that holds with a probability is refuted by what it would allow once in so many comparisons, in so many draws.
+# A promise that holds with a probability is refuted by what it allows once in so many comparisons, in so many draws.
 _SURE, _DRAWS = 1000.0, 3
 # From this many keys on, one run of a call tells its time.
 _LONG = 4096

@@ -330,8 +330,9 @@ def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, 
         document({**state, **figures, "held_out": held, "reading": asdict(done.reading), **paths})
     elif last is not None:
         epoch = last.epoch * done.step / last.step  # It may have stopped between two lines.
+        epochs = f"{epoch:,.1f}" if epoch >= 0.1 else f"{epoch:.2g}"
         typer.echo(
-            f"{done.step:,} steps, {epoch:,.1f} epochs: loss {last.loss:.3f} nats per token, "
+            f"{done.step:,} steps, {epochs} epochs: loss {last.loss:.3f} nats per token, "
             f"{last.tokens_per_second:,.0f} tokens/s, MFU {last.mfu:.1%}"
         )
         typer.echo(_held_out_line(measured, config.data.held_out))
@@ -345,7 +346,8 @@ def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, 
 
 def _held_out_line(measured: Progress | None, share: float) -> str:
     if measured is None:
-        return "held out: nothing" + (" (data.held_out=0)" if not share else "")
+        why = "data.held_out=0" if not share else "there is too little to hold any out"
+        return f"no held-out loss was measured ({why})"
     words = f"held out: loss {measured.held_out_loss:.3f} nats per token, perplexity {measured.perplexity:.2f}"
     bits = measured.bits_per_character
     return words if bits is None else f"{words}, {bits:.3f} bits per character"

@@ -33,11 +33,16 @@ def faults(comparison: Comparison) -> list[str]:
     """A sentence for each bound that measured errors refute."""
     return [
         f"BROKEN: the bound of {row.method.label} on {board.kind} heads does not hold: an error of {m.error:.1e} was"
-        f" measured, the bound is {formatting.error(m.bound)} ({_SHORT.get(m.kind, f'with probability {m.confidence:g}')})"
+        f" measured, and {formatting.error(m.bound)} is promised{_likely(m)}"
         for board in comparison.boards
         for row, m in _measured(board)
         if m.broken
     ]
+
+
+def _likely(m: Measured) -> str:
+    """The probability with which a bound holds; empty if it is certain."""
+    return f" with probability {m.confidence:g}" if m.kind == "statistical" else ""
 
 
 def _finding(comparison: Comparison) -> str:
@@ -52,10 +57,9 @@ def _finding(comparison: Comparison) -> str:
         if row is None or (m := row.measured) is None:
             continue
         answer = "" if m.relative_bound is None else f" ({m.relative_bound:.1e} of the answer)"
-        likely = f" with probability {m.confidence:g}" if m.kind == "statistical" else ""
         parts.append(
             f"on {kind} heads {row.method.label} takes {m.ratio:.0%} of exact attention's time"
-            f" and proves every row within {m.bound:.1e} of the longest value{answer}{likely}"
+            f" and proves every row within {m.bound:.1e} of the longest value{answer}{_likely(m)}"
         )
     rest = f"; on {formatting.listed(without)} nothing faster than exact proves {GOAL:g}" if without else ""
     sentence = "; ".join(parts) + rest

@@ -91,7 +91,7 @@ TABLE = (
     # The lab makes tensors of what a reader set, and hands them on.
     Layer(
         names("lab"),
-        PAGES | TENSORS | names("fastapi starlette uvicorn jinja2"),
+        PAGES | TENSORS | names("fastapi starlette uvicorn jinja2 markupsafe"),
         names("uvicorn latex2mathml safetensors"),
     ),
     # A formula that someone types is read into SymPy's terms, as constructions take it.

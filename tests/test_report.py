@@ -250,6 +250,31 @@ def test_a_statistical_winner_is_said_to_be_one() -> None:
     )
 
 
+def test_no_time_is_a_finding_if_the_machine_was_busy() -> None:
+    busy = dataclasses.replace(board("diffuse", 0.09, 2e-3), busy=True)
+    made = Comparison((board("copying", 0.25, 2e-3), busy), (), "")
+    assert headline(made) == "The machine was busy; times are not reliable: run it again when nothing else runs."
+    assert "The machine was busy; times are not reliable." in page(made, "avow compare")
+    console = Console(width=120, file=io.StringIO())
+    console.print(*board_tables(busy))
+    assert isinstance(console.file, io.StringIO) and "the machine was busy; times are" in console.file.getvalue()
+    assert busy.plain()["busy"] is True and board("diffuse", 1.0, 1.0).plain()["busy"] is False
+
+
+@pytest.mark.parametrize(("used", "waited"), [(1.0, False), (0.5, True)])
+def test_a_call_that_waits_for_a_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch, used: float, waited: bool) -> None:
+    now = 0.0
+
+    def call() -> None:
+        nonlocal now
+        now += 0.01
+
+    monkeypatch.setattr("avow.core.timing.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("avow.bench.clock.time", SimpleNamespace(process_time=lambda: used * now))
+    measured = pace(call, call, CPU, 3)
+    assert measured.waited is waited and measured.baseline == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(("ratio", "bound"), [(1.5, 2e-3), (0.5, 0.2)])
 def test_a_headline_never_claims_what_was_slower_or_unproved(ratio: float, bound: float) -> None:
     assert headline(Comparison((board("diffuse", ratio, bound),), (), "")).startswith(

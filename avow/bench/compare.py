@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.bench.clock import pace, peak_bytes
+from avow.bench.clock import Pace, pace, peak_bytes
 from avow.bench.workloads import Workload
 from avow.calibration import rates
 from avow.core import SOFTMAX as SOFTMAX
@@ -38,6 +38,8 @@ DECODING_TOLERANCES = ((1e-1, 1.0), (1e-2, 1.0), (1e-3, 1.0), (1e-2, 0.999))
 _LEAST_PAIRS = 5
 # A promise that holds with a probability is refuted by what it allows once in so many comparisons, in so many draws.
 _SURE, _DRAWS = 1000.0, 3
+# The same call, timed beside every method, takes this many times as long at most unless other work disturbs it.
+_STEADY = 2.0
 # From this many keys on, one run of a call tells its time.
 _LONG = 4096
 # What takes this many times as long as exact attention, and more seconds than this, is on no frontier.
@@ -131,6 +133,8 @@ class Board:
     sizes: Sizes
     rows: tuple[Row, ...]
     decoding: Decoding | None = None
+    busy: bool = False
+    """Whether other work disturbed the measurement: times are then not reliable."""
 
     @property
     def winner(self) -> Row | None:
@@ -144,7 +148,8 @@ class Board:
         sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": dtype_name(self.sizes.dtype)}
         steps = None if self.decoding is None else dataclasses.asdict(self.decoding)
         rows = [row.plain() for row in self.rows]
-        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}
+        head = {"kind": self.kind, "summary": self.summary, "sizes": sizes, "busy": self.busy}
+        return {**head, "rows": rows, "decoding": steps}
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,11 @@ class Comparison:
     boards: tuple[Board, ...]
     scaling: tuple[Point, ...]
     machine: str
+
+    @property
+    def busy(self) -> bool:
+        """Whether times are not reliable, for other work disturbed them."""
+        return any(board.busy for board in self.boards)
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -202,11 +212,14 @@ class Bench:
     def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
         """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
+        paces: list[Pace] = []
         for method in (method for name in self.methods for method in self.grid(name, sizes)):
             tell(f"{workload.kind}: {method.label}")
             measured, why = None, self._too_long(method, sizes)
             try:
-                measured = None if why else self._measured(method, workload)
+                if not why:
+                    measured, speed = self._measured(method, workload)
+                    paces.append(speed)
             except AvowError as error:
                 why = str(error)
             rows.append(Row(method, measured, why))
@@ -214,7 +227,7 @@ class Bench:
         if self.decodes and workload.q.numel() and workload.k.numel():
             tell(f"{workload.kind}: decoding")
             steps = decoding(longer or workload, self.seed, self.pairs)
-        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
+        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps, disturbed(paces))
 
     def _too_long(self, method: Method, sizes: Sizes) -> str:
         known = rates(sizes.device, measure=False)
@@ -226,7 +239,7 @@ class Bench:
             return f"expected to take {times}; --set one of its settings to wait"
         return ""
 
-    def _measured(self, method: Method, workload: Workload) -> Measured:
+    def _measured(self, method: Method, workload: Workload) -> tuple[Measured, Pace]:
         device, exact = workload.q.device, exact_method()()
         call = partial(_attend, method, workload, self.seed)
         memory = peak_bytes(call, device)
@@ -237,7 +250,7 @@ class Bench:
         rows = audit(out, workload, target, self.seed)
         own = rows.certificate
         softmax = own if target is exact else audited(out, workload, exact, self.seed)
-        return Measured(
+        measured = Measured(
             seconds=speed.seconds,
             ratio=1.0 if method == exact else speed.ratio,
             peak_bytes=memory,
@@ -250,6 +263,7 @@ class Bench:
             relative_bound=_promised(certificate, certificate.relative),
             broken=self._is_refuted(certificate, rows, method, workload, target),
         )
+        return measured, speed
 
     def _is_refuted(
         self, certificate: Certificate, rows: Audit, method: Method, workload: Workload, target: Method
@@ -290,6 +304,16 @@ class Bench:
             except AvowError:
                 continue  # a rank above the number of keys, say: the curve starts later
             yield Point(workload.kind, method, keys, seconds, memory, _promised(certificate, certificate.bound))
+
+
+def disturbed(paces: Sequence[Pace]) -> bool:
+    """Whether other work disturbed timings: calls waited for a CPU, or the baseline's time was not steady.
+
+    >>> disturbed([Pace(1.0, 1.0, 1.0), Pace(0.5, 0.5, 1.1)]), disturbed([Pace(1.0, 1.0, 1.0), Pace(1.0, 0.2, 5.0)])
+    (False, True)
+    """
+    bases = [pace.baseline for pace in paces]
+    return any(pace.waited for pace in paces) or max(bases, default=0.0) > _STEADY * min(bases, default=0.0)
 
 
 def _attend(method: Method, workload: Workload, seed: int) -> tuple[Tensor, Certificate]:

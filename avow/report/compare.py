@@ -21,12 +21,14 @@ _HEADINGS = ("method", "time", "memory", "error", "bound", "of answer", "bound o
 _DECODING = ("tol", "answered by", "time", "error", "bound", "of answer", "bound of answer", "holds", "because")
 _UNIT = "errors and bounds are relative to the longest value that a row sees"
 _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
+_BUSY = "the machine was busy; times are not reliable"
 _KEY = "filled: measured, open: proved, cross: the distance of another mechanism"
 
 
 def headline(comparison: Comparison) -> str:
     """The finding in a sentence, after one for each bound that its own measurement refutes."""
-    return " ".join([*(f"{fault}." for fault in faults(comparison)), _finding(comparison)])
+    busy = f"{_BUSY[0].upper()}{_BUSY[1:]}: run it again when nothing else runs."
+    return " ".join([*(f"{fault}." for fault in faults(comparison)), busy if comparison.busy else _finding(comparison)])
 
 
 def faults(comparison: Comparison) -> list[str]:
@@ -254,6 +256,8 @@ def board_tables(board: Board) -> Iterator[Columns]:
     notes = [f"{labels} not measured: {why}" for (_, why), labels in _said_once(missing)]
     own = {(row.method.name, row.method.target) for row in board.rows if row.own_mechanism}
     notes += [f"{name}: error and bound are those of {target}" for name, target in sorted(own)]
+    if board.busy:
+        notes.append(_BUSY)
     if broken := [row.method.label for row in board.rows if row.broken]:
         notes.append(f"BROKEN: measured errors of {formatting.listed(broken)} are beyond the bound; do not rely on it")
     rows, relative, styles = [], [], []

@@ -33,7 +33,6 @@ PACKAGES = {
     "latex2mathml": Package("latex2mathml", "report", "3.77"),
     "matplotlib": Package("matplotlib", "report", "3.9"),
     "numba": Package("numba", "cpu", "0.62"),
-    "plotly": Package("plotly", "report", "6.0"),
     "pyarrow": Package("pyarrow", "data", "17"),
     "safetensors": Package("safetensors", "files", "0.8"),
     "scipy": Package("scipy", "rigor", "1.14"),

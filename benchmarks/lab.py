@@ -67,7 +67,7 @@ def measured(page: Any, slider: str, moves: int, pause: float) -> tuple[list[flo
     inside = page.context.new_cdp_session(page)
     inside.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.focus(f"#{slider}")
-    for key in ("ArrowRight", "ArrowLeft") * 5:  # figures are drawn, and known to be quick or not
+    for key in ("ArrowRight", "ArrowLeft") * 5:  # the worker's caches and the browser's compiler are warm
         page.keyboard.press(key)
         page.wait_for_timeout(200)
     page.evaluate(WATCH, slider)

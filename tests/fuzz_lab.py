@@ -62,7 +62,7 @@ TRICKS = (
     "/api//preview",
     "/explorer/../api/files",
     "/static/lab.css?../../avow-secret",
-    "/plotly.js/../avow-secret",
+    "/static/chart.js/../avow-secret",
     "/" + "a" * 9000,
     "/%ff%fe",
     "/~root/.ssh/id_rsa",

@@ -192,8 +192,8 @@ def test_every_package_is_tested_in_a_version_that_its_range_allows() -> None:
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """An optional package that is loaded, of a version to be set."""
-    module = types.ModuleType("plotly")
-    monkeypatch.setitem(sys.modules, "plotly", module)
+    module = types.ModuleType("matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib", module)
     yield module
 
 
@@ -208,16 +208,16 @@ def test_a_package_that_is_there_is_not_loaded_by_asking(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("version", "line"),
     [
-        ("6.0", None),
-        ("6.0.0rc1", None),
+        ("3.9", None),
+        ("3.9.0rc1", None),
         ("10.2", None),
         ("unknown", None),
-        ("5.24.1", "plotly=5.24.1 must be at least 6.0 to draw; pip install 'avow[report]'"),
+        ("3.8.4", "matplotlib=3.8.4 must be at least 3.9 to draw; pip install 'avow[report]'"),
     ],
 )
 def test_an_old_version_is_refused(planted: types.ModuleType, version: str, line: str | None) -> None:
     planted.__dict__["__version__"] = version
-    error = missing("plotly", purpose="to draw")
+    error = missing("matplotlib", purpose="to draw")
     assert error is None if line is None else str(error) == line
 
 
@@ -235,27 +235,27 @@ def test_a_package_without_a_version_is_taken_as_new_enough(monkeypatch: pytest.
     def unknown(name: str) -> str:
         raise extras.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setitem(sys.modules, "plotly", types.ModuleType("plotly"))
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
     monkeypatch.setattr("importlib.metadata.version", unknown)
-    assert missing("plotly", purpose="to draw") is None
+    assert missing("matplotlib", purpose="to draw") is None
 
 
 QUICK = ["compare", *SMALL, "--kinds", "diffuse", "--methods", "exact"]
-NO_REPORT = "plotly=missing is needed for the report; pip install 'avow[report]'"
+NO_REPORT = "latex2mathml=missing is needed for the report; pip install 'avow[report]'"
 
 
 @pytest.fixture
-def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
+def without_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "latex2mathml", None)
 
 
-def test_without_the_report_s_packages_the_table_is_printed_and_a_line_says_why(without_plotly: None) -> None:
+def test_without_the_report_s_packages_the_table_is_printed_and_a_line_says_why(without_formulas: None) -> None:
     done = run(*QUICK)
     assert "exact" in done.stdout and done.stderr.endswith(f"no report was written: {NO_REPORT}\n")
     assert not Path("out").exists()
 
 
-def test_a_report_that_was_asked_for_is_refused_before_the_work(without_plotly: None) -> None:
+def test_a_report_that_was_asked_for_is_refused_before_the_work(without_formulas: None) -> None:
     assert refused(*QUICK, "--html", "here.html") == f"avow: {NO_REPORT}"
     assert not Path("here.html").exists()
 

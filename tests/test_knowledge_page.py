@@ -98,15 +98,13 @@ def test_a_failure_is_named_beside_the_others_results(sample: Experiment) -> Non
 def test_charts_hold_the_figures(sample: Experiment) -> None:
     drawn = figures(page_of(sample))
     assert list(drawn) == ["accuracy", "loss", "abstention", "calibration"]
-    bars = {bar["name"]: bar for bar in drawn["accuracy"]["data"]}
+    bars = {bar["name"]: bar for bar in drawn["accuracy"]["traces"]}
     assert list(bars) == [MAJORITY, NOT_READ, "exact", "separable"]
     bar = bars["exact"]
     assert bar["x"] == [50 / 64] and bar["y"] == ["exact, 78%"]
-    low, high = answered(50, 0.9).interval
-    assert bar["x"][0] - bar["error_x"]["arrayminus"][0] == pytest.approx(low)
-    assert bar["x"][0] + bar["error_x"]["array"][0] == pytest.approx(high)
-    assert [trace["y"] for trace in drawn["loss"]["data"]] == [[2.5, 1.25]] * 3
-    (exact,) = [trace for trace in drawn["abstention"]["data"] if trace["name"] == "exact"]
+    assert bar["intervals"] == [list(answered(50, 0.9).interval)]
+    assert [trace["y"] for trace in drawn["loss"]["traces"]] == [[2.5, 1.25]] * 3
+    (exact,) = [trace for trace in drawn["abstention"]["traces"] if trace["name"] == "exact"]
     assert exact["y"][0] == 1.0 and exact["y"][-1] == 50 / 64
 
 
@@ -132,5 +130,5 @@ def test_the_picture_is_a_picture(sample: Experiment) -> None:
     assert charts.png(accuracy_plot(sample)).startswith(b"\x89PNG")
     not_read, exact, separable = [trace.look.colour for trace in accuracy_plot(sample).traces[1:]]
     assert len({not_read, exact, separable}) == 3, "arms are told apart"
-    (curve,) = [trace for trace in figures(page_of(sample))["loss"]["data"] if trace["name"] == "exact"]
-    assert curve["line"]["color"] == exact, "an arm looks the same in every figure"
+    (curve,) = [trace for trace in figures(page_of(sample))["loss"]["traces"] if trace["name"] == "exact"]
+    assert curve["colour"] == exact, "an arm looks the same in every figure"

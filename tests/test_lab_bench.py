@@ -36,17 +36,13 @@ def facts(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def trace(figure: dict[str, Any], name: str) -> dict[float, float]:
-    (found,) = [one for one in figure["data"] if one.get("name") == name]
+    (found,) = [one for one in figure["traces"] if one.get("name") == name]
     return dict(zip(found["x"], found["y"], strict=True))
 
 
 def costs(figure: dict[str, Any], name: str) -> list[float]:
     """What the settings of a method cost: its filled marks."""
-    (own,) = [
-        one["x"]
-        for one in figure["data"]
-        if one["name"] == name and one["mode"] == "markers" and "open" not in one["marker"]["symbol"]
-    ]
+    (own,) = [one["x"] for one in figure["traces"] if one["name"] == name and one["mode"] == "points"]
     return list(own)
 
 
@@ -119,7 +115,7 @@ def test_what_a_copying_row_copies_is_the_brightest() -> None:
 def test_every_setting_of_every_method_stands_among_the_costs() -> None:
     answer = verdict(BenchInputs(**SMALL), {})
     drawn_costs = answer["figures"]["costs"]
-    named = {one["name"] for one in drawn_costs["data"] if one.get("name")}
+    named = {one["name"] for one in drawn_costs["traces"] if one.get("name")}
     assert named >= {"frontier", "exact", "low_rank", "random_features", "sparse"}
     assert named >= {"separable (another mechanism)", "latent (another mechanism)"}
     legend = {one["words"]: one["own_mechanism"] for one in answer["legend"]}
@@ -127,14 +123,14 @@ def test_every_setting_of_every_method_stands_among_the_costs() -> None:
     assert {words + (" (another mechanism)" if own else "") for words, own in legend.items()} == names
     assert set(costs(drawn_costs, "exact")) == {1.0}
     assert len(set(costs(drawn_costs, "low_rank"))) == 3 and len(set(costs(drawn_costs, "sparse"))) == 1
-    texts = [text for one in drawn_costs["data"] if one["name"] == "sparse" for text in one.get("text", ())]
+    texts = [text for one in drawn_costs["traces"] if one["name"] == "sparse" for text in one.get("hover") or ()]
     assert len(texts) == 6 and all("promised" in text for text in texts)
 
 
 def test_time_is_measured_beside_exact_attention() -> None:
     drawn_costs = verdict(BenchInputs(cost="time", **SMALL), {})["figures"]["costs"]
-    assert drawn_costs["layout"]["xaxis"]["title"]["text"] == "time relative to exact attention"
-    assert all(0 < x < math.inf for one in drawn_costs["data"] for x in one["x"])
+    assert drawn_costs["x"]["title"] == "time relative to exact attention"
+    assert all(0 < x < math.inf for one in drawn_costs["traces"] for x in one["x"])
 
 
 # ---- verdicts
@@ -239,7 +235,7 @@ def test_the_bench_warns_before_it_fails_and_a_shorter_norm_is_kept(visit: Opene
     assert "gave warning" in found.judged("warned")
     assert found.page.locator("#facts.sure").count() == 1 and found.page.locator("#strip").is_hidden()
     for figure in ("breaking", "costs", "promises"):
-        found.page.wait_for_selector(f"#{figure} svg .scatterlayer path", state="attached")
+        found.page.wait_for_selector(f"#{figure} svg .points", state="attached")
     found.page.focus("#norm")
     found.page.keyboard.press("Home")
     assert "within its promise" in found.judged("kept")

@@ -134,7 +134,7 @@ def test_the_server_keeps_a_verdict_and_never_a_mistake(lab: Lab) -> None:
 def test_filters_work_by_keyboard_and_come_back_from_the_address(visit: Opener) -> None:
     first = visit("claims")
     assert first.judged("corrected") == "False as stated; what is true instead is proved."
-    first.page.wait_for_selector("#judged .figure svg .scatterlayer path", state="attached")
+    first.page.wait_for_selector("#judged .figure svg .line", state="attached")
     first.page.focus("#filters input[name=topic]:checked")
     first.page.keyboard.press("ArrowRight")
     first.page.wait_for_url("**topic=softmax*")

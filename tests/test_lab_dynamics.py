@@ -16,7 +16,7 @@ from tests.helpers.lab_visits import Opener
 
 
 def curve(answer: dict[str, Any], figure: str, name: str) -> list[float]:
-    return next(trace["y"] for trace in answer["figures"][figure]["data"] if trace["name"] == name)
+    return next(trace["y"] for trace in answer["figures"][figure]["traces"] if trace["name"] == name)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
@@ -29,7 +29,7 @@ def test_the_measured_curve_is_the_library_s_and_no_proved_point_is_below_it(act
     assert drawn[0] == pytest.approx(1) and drawn[40] == pytest.approx(found.measured, rel=1e-6)
     answer = verdict(inputs)
     assert answer["verdict"]["tone"] == "proved"
-    proved = next(trace for trace in answer["figures"]["gradients"]["data"] if trace["name"] == "proved")
+    proved = next(trace for trace in answer["figures"]["gradients"]["traces"] if trace["name"] == "proved")
     assert proved["x"][-1] == 40 and proved["y"][-1] == found.bound
     assert all(bound >= drawn[t] * (1 - 1e-9) for t, bound in zip(map(int, proved["x"]), proved["y"], strict=True))
 
@@ -77,7 +77,7 @@ def test_the_ends_of_every_slider_are_drawn() -> None:
     for slider, end in itertools.product(sliders, ("low", "high")):
         inputs = DynamicsInputs.of({slider.name: getattr(slider.rule, end)})
         drawn = preview(inputs)["figures"]
-        ys = [y for one in drawn.values() for trace in one["data"] for y in trace["y"]]
+        ys = [y for one in drawn.values() for trace in one["traces"] for y in trace["y"]]
         assert all(y is not None and math.isfinite(y) for y in ys)
         assert verdict(inputs)["verdict"]["word"] == "proved"
     assert len(sliders) == 6
@@ -88,7 +88,7 @@ def test_every_panel_is_drawn_and_follows_its_sliders(visit: Opener) -> None:
     found = visit("dynamics")
     assert "halves every 6.58 steps" in found.judged("proved")
     for panel in ("gradients", "averages", "decay"):
-        found.page.wait_for_selector(f"#{panel} svg .scatterlayer path", state="attached")
+        found.page.wait_for_selector(f"#{panel} svg .line", state="attached")
         assert found.page.locator(f"#panel-{panel} input[type=range]").count() == 2
     assert found.page.locator("#controls input").count() == 0, "each control stands in its panel"
     before = found.page.inner_text("#says-decay")
@@ -100,4 +100,4 @@ def test_every_panel_is_drawn_and_follows_its_sliders(visit: Opener) -> None:
         found.page.keyboard.press("PageUp")
     found.page.wait_for_function("() => document.getElementById('says').textContent.startsWith('On these inputs')")
     assert float(found.inputs["gain"]) > 1 and float(found.inputs["penalty"]) > 0.5
-    found.page.wait_for_function("() => document.querySelectorAll('#gradients .legend .traces').length === 3")
+    found.page.wait_for_function("() => document.querySelectorAll('#gradients .keys button').length === 3")

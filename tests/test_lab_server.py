@@ -105,7 +105,7 @@ def test_every_answer_is_armoured(lab: Lab) -> None:
     for done in answers:
         policy = done.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
-        assert "unsafe-eval" not in policy and "http" not in policy
+        assert "style-src 'self';" in policy and "unsafe" not in policy and "http" not in policy
         assert done.headers["x-content-type-options"] == "nosniff" and "server" not in done.headers
         assert done.headers["cache-control"] in ("no-store", "no-cache")
         assert "access-control-allow-origin" not in done.headers

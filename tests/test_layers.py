@@ -86,13 +86,13 @@ TABLE = (
     Layer(
         names("report"),
         PAGES | TENSORS | names("jinja2 markupsafe rich"),
-        names("matplotlib plotly latex2mathml safetensors"),
+        names("matplotlib latex2mathml safetensors"),
     ),
     # The lab makes tensors of what a reader set, and hands them on.
     Layer(
         names("lab"),
         PAGES | TENSORS | names("fastapi starlette uvicorn jinja2"),
-        names("uvicorn plotly latex2mathml safetensors"),
+        names("uvicorn latex2mathml safetensors"),
     ),
     # A formula that someone types is read into SymPy's terms, as constructions take it.
     Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors sympy")),

@@ -10,7 +10,7 @@ from pathlib import Path
 import avow
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ["fastapi", "flint", "gguf", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sympy", "transformers"]
+HEAVY = ["fastapi", "flint", "gguf", "matplotlib", "rich", "safetensors", "scipy", "sympy", "transformers"]
 HEAVY += ["triton", "typer"]
 
 

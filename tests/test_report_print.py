@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import avow
 from avow.report.claims import claims_page
 from avow.report.compare import page
-from avow.report.page import asset, document
+from avow.report.knowledge import ModelAnswers, evaluation_page
+from avow.report.page import DOCUMENTATION, asset, document
 from avow.report.profile import profile_page
 from tests.test_browser import Visit, browser  # noqa: F401  # a fixture
 from tests.test_claims_page import sample as findings
@@ -31,6 +34,9 @@ def reports(comparison: Any, made: Any, sample: Any) -> dict[str, str]:  # noqa:
         "profile": profile_page(made, "avow profile", "one machine"),
         "claims": claims_page(findings(), "avow claims run"),
         "knowledge": page_of(sample),
+        "evaluation": evaluation_page(
+            ModelAnswers(Path("run/model"), "dev", sample.rows[1].middle[1], sample.majority), "avow train evaluate"
+        ),
     }
 
 
@@ -41,6 +47,33 @@ def test_all_reports_have_one_template_and_one_stylesheet(reports: dict[str, str
             style is not None and style[1].startswith(asset("style.css")) and style[1].endswith(asset("paper.css"))
         ), name
         assert html.count("<style>") == 1 and asset("paper.js") in html and asset("draw.js") in html, name
+
+
+# What a reader downloads, sends or keeps.
+LARGEST = 600_000
+
+
+def test_every_report_is_small(reports: dict[str, str]) -> None:
+    sizes = {name: len(html.encode()) for name, html in reports.items()}
+    assert max(sizes.values()) <= LARGEST, sizes
+    script = len(asset("chart.js").encode())
+    assert script < 40_000, "figures cost a page little more than their numbers"
+
+
+def test_every_report_says_when_it_was_made_by_which_version_and_where_the_documents_are(
+    reports: dict[str, str],
+) -> None:
+    for name, html in reports.items():
+        above = html[html.index("<body>") : html.index("<h1>")]
+        assert f"{datetime.date.today().isoformat()} · avow {avow.__version__} · " in above, name
+        assert f'<a href="{DOCUMENTATION}">documentation</a>' in above, name
+
+
+def test_every_report_begins_with_the_figure_of_its_headline(reports: dict[str, str]) -> None:
+    for name, first in {"compare": "frontier-0", "profile": "reading", "knowledge": "accuracy"}.items():
+        body = reports[name][reports[name].index("<h1>") :]
+        figures = re.findall(r'class="figure[^"]*" id="([^"]*)"', body)
+        assert figures[0] == first and "<table" not in body[: body.index(f'id="{first}"')], name
 
 
 def own_colours(html: str) -> list[str]:
@@ -73,7 +106,7 @@ def cut_off(visit: Visit) -> int:
 def filled(visit: Visit) -> bool:
     """Whether a figure comes to be wider than paper; it measures its place a moment later."""
     for _ in range(50):
-        if max(width for width, _ in visit.sizes(".figure .main-svg")) > SHEET:
+        if max(width for width, _ in visit.sizes(".figure > svg")) > SHEET:
             return True
         visit.page.wait_for_timeout(100)
     return False
@@ -85,7 +118,7 @@ def dark(colour: str) -> bool:
 
 INK = "getComputedStyle(document.body).color"
 LABELS = """() => {
-  const found = [...document.querySelectorAll(".figure .xtick text")].map(one => getComputedStyle(one).fill);
+  const found = [...document.querySelectorAll(".figure .tick.x")].map(one => getComputedStyle(one).fill);
   return found.length && found.every(Boolean) ? found : null;
 }"""
 
@@ -110,7 +143,7 @@ def test_reports_print_whole_on_white_and_come_back(browser: Any, reports: dict[
         assert cut_off(visit) == 0, f"{name}: a table is cut off"
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= SHEET, name
         figures = json.loads(visit.page.inner_text("#figures") or visit.page.text_content("#figures"))
-        drawn = visit.sizes(".figure .main-svg")
+        drawn = visit.sizes(".figure > svg")
         assert len(drawn) >= len(figures) and all(width <= SHEET for width, _ in drawn), name
         assert all(map(dark, labels(visit))), f"{name}: figures are drawn in the ink of paper"
         visit.page.emulate_media(media="screen")

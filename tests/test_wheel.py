@@ -162,7 +162,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_nothing_optional_is_in_the_environment(made: Made) -> None:
     core = dependencies(metadata(made.wheel))
     optional = [name for name, package in PACKAGES.items() if package.distribution not in core]
-    assert {"flint", "safetensors", "fastapi", "plotly", "transformers", "numba"} <= set(optional)
+    assert {"flint", "safetensors", "fastapi", "latex2mathml", "transformers", "numba"} <= set(optional)
     code = f"import importlib.util as u; print([name for name in {optional} if u.find_spec(name)])"
     assert made.bare.run("python", "-c", code).stdout == "[]\n"
     assert made.bare.run("python", "-c", "import avow; print(avow.__file__)").stdout.startswith(str(made.bare.folder))

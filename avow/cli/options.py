@@ -92,7 +92,7 @@ def report_file(html: Path | None, usual: Path | None = None) -> Path | None:
 
 
 def _no_report() -> MissingPackage | None:
-    return missing("jinja2", "latex2mathml", "matplotlib", "plotly", purpose="for the report")
+    return missing("jinja2", "latex2mathml", "matplotlib", purpose="for the report")
 
 
 def files(*paths: Path | None, png: Path | None = None) -> list[Path]:

@@ -3,4 +3,4 @@
 from avow.extras import require
 
 require("fastapi", "uvicorn", "safetensors", purpose="for the lab", extra="lab")
-require("flint", "jinja2", "latex2mathml", "plotly", "scipy", "sympy", purpose="for the lab's pages", extra="lab")
+require("flint", "jinja2", "latex2mathml", "scipy", "sympy", purpose="for the lab's pages", extra="lab")

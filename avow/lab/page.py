@@ -24,7 +24,8 @@ PACKAGE = "avow.lab.pages"
 # What a page answers, as JSON holds it. The shared script knows these entries, and hands the rest to the page's own:
 #   shown    values of controls that the reader left to the page, by name
 #   facts    [{"label", "value", "about"}], the numbers beside the picture; the page shows three digits of each
-#   figures  plotly figures by the id of the element they are drawn in; a trace of null is the one drawn there before
+#   figures  as charts.figure describes them, by the id of the element they are drawn in; a trace of null is the one
+#            drawn there before
 #   verdict  {"tone", "word", "says", "steps"}, of a verdict only; tones are those of badges: proved, refuted, none
 #   live     {"tone", "word", "says"}, of a preview only: what the verdict will probably be, shown as "≈ word" meanwhile
 #   python   what a reader would type to get the same: lines that import avow and call what is public

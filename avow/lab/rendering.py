@@ -17,7 +17,7 @@ from avow.lab.page import Page, all_pages, json_bytes, templates
 from avow.lab.stories import story_texts
 
 # The reports' style is the lab's too.
-_SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
+_SHARED = ("style.css", "article.css", "paper.css", "chart.js", "paper.js")
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _IMPORT = re.compile(r'@import "/static/([\w.]+)";')
 

@@ -24,13 +24,10 @@ from avow.lab.page import error_body, json_bytes
 TOKEN = "x-avow-token"
 _BODY_SECONDS = 20.0
 
-# Plotly writes its rules into style elements that it makes empty, brings one for maps along, and sets style attributes:
-# these two elements and attributes alone are let in. Scripts come from here, and nothing is ever evaluated.
-_EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-_MAPS = "'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
+# Scripts and styles come from here, none stand in line, and nothing is ever evaluated.
 POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' {_EMPTY} {_MAPS}; style-src-attr 'unsafe-inline'; "
-    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,

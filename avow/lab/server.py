@@ -140,13 +140,6 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
             raise HTTPException(404)
         return Response(story_script(name), media_type=TYPES[".js"], headers={"cache-control": "no-cache"})
 
-    @app.get("/plotly.js", include_in_schema=False)
-    async def plotly() -> Response:
-        from plotly.offline import get_plotlyjs
-
-        headers = {"cache-control": "private, max-age=86400"}
-        return Response(get_plotlyjs(), media_type=TYPES[".js"], headers=headers)
-
     def add(page: Page) -> None:
         async def show() -> str:
             return render(page.name, package, token, page)

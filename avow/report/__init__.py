@@ -13,7 +13,7 @@ What is shown:
 
 How it is shown:
     page         HTML pages from the templates in templates/
-    charts       a chart, a plot or a table drawn by plotly, by matplotlib, or in columns
+    charts       a chart, a plot or a table drawn by chart.js, by matplotlib, or in columns
     terminal     tables and progress in a terminal
     style        a colour and a mark for each method
     formatting   numbers as people read them

@@ -1,4 +1,4 @@
-"""Figures: one description, drawn on pages by plotly, in files by matplotlib and in terminals in columns.
+"""Figures: one description, drawn on pages by chart.js, in files by matplotlib and in terminals in columns.
 
 A `Chart` is what other packages make. A `Plot` says more of how it looks: traces in colours and marks of their own.
 """
@@ -9,8 +9,7 @@ import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from avow.core.chart import Chart, Picture, Table
@@ -21,20 +20,21 @@ from avow.report.terminal import Columns
 
 # A terminal shows this many points of a long chart, and a line of no more has its points marked.
 _SHOWN = 12
-# Dashes as plotly and as matplotlib name them: series are told apart without colour too.
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+# Dashes as matplotlib writes them, in the order of chart.js: series are told apart without colour too.
 _STROKES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 2)))
 
 Mode = Literal["line", "line and points", "steps", "points", "open points", "crosses", "bars"]
-_LINES = {"line": "lines", "steps": "lines", "line and points": "lines+markers"}
+_LINES = ("line", "steps", "line and points")
 
 
 @dataclass(frozen=True)
 class Trace:
     """One series: its points, how they are drawn, and what is said of each where a reader points at it.
 
-    `None` among the numbers is a gap; if `hover` is None, nothing is said. `intervals` are of x. `size` may be one for
-    each point. Traces of one name are shown and hidden together.
+    `None` among the numbers is a gap. If `hover` is None, nothing is said; of several lines the first is a heading.
+    `intervals` are of x. `size` may be one for each point. On pages, `fill` colours what lies between this trace and
+    the one before it, and `labels` stand beside the points where there is room. Traces of one name are shown and hidden
+    together.
     """
 
     name: str
@@ -49,6 +49,8 @@ class Trace:
     legend: bool = True
     hover: Sequence[str] | None = ()
     intervals: Sequence[tuple[float, float]] = ()
+    fill: bool = False
+    labels: Sequence[str] = ()
 
     @property
     def whiskers(self) -> tuple[list[float], list[float]]:
@@ -59,32 +61,41 @@ class Trace:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its title, its scale, how its numbers are written (`×` or `%`), and for bars the names along it."""
+    """An axis: its title, its scale, how its numbers are written (`×` or `%`), and for bars the names along it.
+
+    `ticks` are written as `labels`, else as numbers. Without ticks, `every` is the step between them; on a logarithmic
+    axis it counts powers of ten.
+    """
 
     title: str
     log: bool = False
     format: str = ""
     names: Sequence[str] = ()
     ticks: Sequence[float] = ()
+    labels: Sequence[str] = ()
+    every: float | None = None
     range: tuple[float, float] | None = None
 
     def drawable(self, values: Sequence[Any]) -> list[Any]:
-        """Numbers, None where the axis has no place for one; names as a page writes them."""
+        """Numbers, None where the axis has no place for one; names as they are."""
         if self.names:
-            return [escape(name) for name in values]
+            return list(values)
         numbers = [math.nan if x is None else float(x) for x in values]
         return [x if math.isfinite(x) and (x > 0 or not self.log) else None for x in numbers]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Traces over one pair of axes; `upright` is where a dotted line stands."""
+    """Traces over one pair of axes; a dotted line stands at `upright`, and on pages one lies at each of `levels`, with
+    its words.
+    """
 
     title: str
     x: Axis
     y: Axis
     traces: Sequence[Trace]
     upright: float | None = None
+    levels: Mapping[float, str] = field(default_factory=dict)
 
     @property
     def horizontal(self) -> bool:
@@ -127,77 +138,48 @@ def _all_x(chart: Chart) -> list[float]:
     return sorted({float(x) for xs, _ in chart.series.values() for x in xs})
 
 
-# Pages: plotly.
+# Pages: chart.js.
 
 
-def figure(picture: Chart | Plot, **layout: Any) -> dict[str, Any]:
-    """A chart or a plot as plotly reads it; colours of text and grid are left to the page's theme.
+def figure(
+    picture: Chart | Plot, x: Mapping[str, Any] | None = None, y: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A chart or a plot as chart.js draws it, in JSON's types; colours of text and grid are the page's.
 
-    `layout` is what a plot does not say, in plotly's own words: `xaxis={"dtick": 1}`.
+    `x` and `y` replace fields of the axes: `x={"range": (0, 1)}`.
     """
     plot = plot_of(picture)
-    own: dict[str, Any] = {
-        f"{name}axis": _plotly_axis(axis, [value for trace in plot.traces for value in getattr(trace, name)])
-        for name, axis in (("x", plot.x), ("y", plot.y))
-    }
-    if plot.horizontal:
-        own["yaxis"]["autorange"] = "reversed"
-        own["barmode"] = "overlay"
+    plot = replace(plot, x=replace(plot.x, **(x or {})), y=replace(plot.y, **(y or {})))
+    described: dict[str, Any] = {"title": plot.title, "x": _axis(plot.x), "y": _axis(plot.y)}
     if plot.upright is not None:
-        line = {"type": "line", "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}
-        own["shapes"] = [line | {"x0": plot.upright, "x1": plot.upright}]
-    for name, entry in layout.items():
-        own[name] = own[name] | entry if name in own and isinstance(entry, dict) else entry
-    return {"data": [_plotly_trace(trace, plot) for trace in plot.traces], "layout": own}
+        described["upright"] = plot.upright
+    if plot.levels:
+        described["levels"] = [{"at": at, "text": text} for at, text in plot.levels.items()]
+    return described | {"traces": [_trace(trace, plot) for trace in plot.traces]}
 
 
-def _plotly_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
-    drawn: dict[str, Any] = {"title": {"text": escape(axis.title)}, "type": "log" if axis.log else "linear"}
-    if axis.log:
-        drawn["exponentformat"] = "power"
-        positive = [x for x in axis.drawable(values) if x is not None]
-        decades = math.log10(max(positive) / min(positive)) if positive else 0.0
-        if decades >= 1:
-            drawn["dtick"] = math.ceil(decades / 6)
-    if axis.format == "×":
-        drawn |= {"ticksuffix": "×", "dtick": "D2", "exponentformat": "none"}
-    elif axis.format == "%":
-        drawn["tickformat"] = ".0%"
-    if axis.ticks:
-        drawn |= {"tickvals": list(axis.ticks), "ticktext": [f"{tick:,}" for tick in axis.ticks]}
-    if axis.names:
-        drawn |= {"type": "category", "categoryorder": "array", "categoryarray": axis.drawable(axis.names)}
-    if axis.range is not None:
-        drawn["range"] = [math.log10(end) for end in axis.range] if axis.log else list(axis.range)
-    return drawn
+def _axis(axis: Axis) -> dict[str, Any]:
+    described: dict[str, Any] = {"title": axis.title}
+    sequences = {"names": axis.names, "ticks": axis.ticks, "labels": axis.labels, "range": axis.range or ()}
+    described |= {name: list(values) for name, values in sequences.items() if len(values)}
+    single = {"log": axis.log, "format": axis.format, "every": axis.every}
+    return described | {name: value for name, value in single.items() if value}
 
 
-def _plotly_trace(trace: Trace, plot: Plot) -> dict[str, Any]:
-    (colour, symbol, _), name = trace.look, escape(trace.name)
-    drawn: dict[str, Any] = {"x": plot.x.drawable(trace.x), "y": plot.y.drawable(trace.y)}
-    drawn |= {"name": name, "legendgroup": name, "showlegend": trace.legend}
-    marker: dict[str, Any] = {"color": colour}
-    if trace.mode == "bars":
-        marker["opacity"] = trace.opacity
-        drawn |= {"type": "bar", "orientation": "h" if plot.horizontal else "v", "marker": marker}
-    else:
-        marker |= {"symbol": symbol, "size": trace.size}
-        if trace.mode == "open points":
-            marker |= {"symbol": f"{symbol}-open", "line": {"width": 2}}
-        elif trace.mode == "crosses":
-            marker |= {"symbol": "x-thin", "line": {"width": 2, "color": colour}}
-        line = {"color": colour, "width": trace.width, "dash": _DASHES[trace.dash % len(_DASHES)]}
-        line |= {"shape": "hv"} if trace.mode == "steps" else {}
-        drawn |= {"type": "scatter", "mode": _LINES.get(trace.mode, "markers"), "opacity": trace.opacity}
-        drawn |= {"line": line, "marker": marker}
-    if trace.hover:
-        drawn |= {"text": list(trace.hover), "hovertemplate": "%{text}<extra></extra>", "textposition": "none"}
-    elif trace.hover is None:
-        drawn["hoverinfo"] = "skip"
+def _trace(trace: Trace, plot: Plot) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": trace.name, "mode": trace.mode, "legend": trace.legend}
+    described |= {"x": plot.x.drawable(trace.x), "y": plot.y.drawable(trace.y)}
+    described |= {"colour": trace.look.colour, "symbol": trace.look.symbol, "dash": trace.dash, "width": trace.width}
+    described["size"] = trace.size if isinstance(trace.size, float | int) else list(trace.size)
+    if trace.opacity != 1:
+        described["opacity"] = trace.opacity
+    if trace.hover is None or len(trace.hover):
+        described["hover"] = None if trace.hover is None else list(trace.hover)
+    if trace.labels:
+        described["labels"] = list(trace.labels)
     if trace.intervals:
-        left, right = trace.whiskers
-        drawn["error_x"] = {"type": "data", "array": right, "arrayminus": left, "color": WHISKER, "thickness": 2}
-    return drawn
+        described |= {"intervals": [list(ends) for ends in trace.intervals], "whisker": WHISKER}
+    return described | ({"fill": True} if trace.fill else {})
 
 
 # Files: matplotlib.

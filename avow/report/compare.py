@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from avow.bench.compare import GOAL, SOFTMAX, Board, Comparison, Decoding, Measured, Row, Step, frontier
+from avow.bench.compare import GOAL, SOFTMAX, Board, Comparison, Decoding, Measured, Point, Row, Step, frontier
 from avow.core import Method
 from avow.core.chart import Table
 from avow.methods import method_named
@@ -30,9 +30,8 @@ def headline(comparison: Comparison) -> str:
     without = [kind for kind, row in winners.items() if row is None]
     if len(without) == len(winners):
         keys = max(board.sizes.keys for board in comparison.boards)
-        instead = _win_at_length(comparison) or _closest(comparison)
         goal = f"an error of {GOAL:g} of the longest value"
-        return f"At {keys:,} keys nothing faster than exact attention proves {goal}{instead}."
+        return f"At {keys:,} keys nothing faster than exact attention proves {goal}{_instead(comparison)}."
     parts = []
     for kind, row in winners.items():
         if row is None or (m := row.measured) is None:
@@ -48,32 +47,65 @@ def headline(comparison: Comparison) -> str:
     return sentence[0].upper() + sentence[1:] + "."
 
 
-def _win_at_length(comparison: Comparison) -> str:
-    """What does win at the longest length of the sweep."""
-    longest = max((point.length for point in comparison.scaling), default=0)
-    points = [point for point in comparison.scaling if point.length == longest and point.method.target == SOFTMAX]
-    exact = min((point.seconds for point in points if point.method.is_exact), default=0.0)
-    faster = [p for p in points if p.seconds < exact and p.bound is not None and p.bound <= GOAL]
-    if not faster:
-        return ""
-    best = min(faster, key=lambda point: point.seconds)
-    what = f"{best.method.label} proves {best.bound:.1e} in {best.seconds / exact:.0%} of the time"
-    return f"; at {longest:,} keys {what} on {best.kind} heads"
+def boards_of_headline_first(comparison: Comparison) -> list[Board]:
+    """The boards, those first that the headline names."""
+    named = {board.kind for board in comparison.boards if board.winner is not None}
+    if not named and (point := _fastest_at_length(comparison)):
+        named = {point.kind}
+    elif not named and (closest := _closest(comparison)):
+        named = {closest.kind}
+    return sorted(comparison.boards, key=lambda board: board.kind not in named)
 
 
-def _closest(comparison: Comparison) -> str:
-    """The smallest bound among what is faster than exact, beside its measured error."""
+def _longest(comparison: Comparison) -> list[Point]:
+    """Points of softmax attention at the longest length of the sweep."""
+    length = max((point.length for point in comparison.scaling), default=0)
+    return [point for point in comparison.scaling if point.length == length and point.method.target == SOFTMAX]
+
+
+def _exact_seconds(points: list[Point]) -> float:
+    return min((point.seconds for point in points if point.method.is_exact), default=0.0)
+
+
+def _fastest_at_length(comparison: Comparison) -> Point | None:
+    """What beats exact attention at the longest length of the sweep and proves the goal."""
+    points = _longest(comparison)
+    exact = _exact_seconds(points)
+    faster = [point for point in points if point.seconds < exact and point.bound is not None and point.bound <= GOAL]
+    return min(faster, key=lambda point: point.seconds, default=None)
+
+
+class _Closest(NamedTuple):
+    """What is faster than exact attention: its bound and its measured error, on a kind of heads."""
+
+    bound: float
+    error: float
+    label: str
+    kind: str
+
+
+def _closest(comparison: Comparison) -> _Closest | None:
+    """The smallest bound among what is faster than exact."""
     fast = [
-        (m.bound, m.error, f"{row.method.label} on {board.kind} heads")
+        _Closest(m.bound, m.error, row.method.label, board.kind)
         for board in comparison.boards
         for row, m in _measured(board)
         if m.ratio < 1 and m.bound is not None and m.bound < 1
         if not row.own_mechanism and not row.method.is_exact
     ]
-    if not fast:
-        return ""
-    bound, error, what = min(fast)
-    return f"; {what} comes closest, with {bound:.1e} proved and {error:.1e} measured"
+    return min(fast, default=None)
+
+
+def _instead(comparison: Comparison) -> str:
+    """What does win at a greater length, or else what comes closest."""
+    if point := _fastest_at_length(comparison):
+        share = point.seconds / _exact_seconds(_longest(comparison))
+        what = f"{point.method.label} proves {point.bound:.1e} in {share:.0%} of the time"
+        return f"; at {point.length:,} keys {what} on {point.kind} heads"
+    if closest := _closest(comparison):
+        numbers = f"{closest.bound:.1e} proved and {closest.error:.1e} measured"
+        return f"; {closest.label} on {closest.kind} heads comes closest, with {numbers}"
+    return ""
 
 
 def _measured(board: Board) -> Iterator[tuple[Row, Measured]]:
@@ -84,7 +116,8 @@ def page(comparison: Comparison, command: str) -> str:
     """The report as a page; `command` is what made it."""
     from avow.report.page import render
 
-    figures = {f"frontier-{i}": figure(frontier_plot(board)) for i, board in enumerate(comparison.boards)}
+    boards = boards_of_headline_first(comparison)
+    figures = {f"frontier-{i}": figure(frontier_plot(board)) for i, board in enumerate(boards)}
     if comparison.scaling:
         figures["scaling-0"] = figure(_growth(comparison, "seconds", "seconds a call"))
         figures["scaling-1"] = figure(_growth(comparison, "peak_bytes", "memory, MiB", 2.0**-20))
@@ -93,7 +126,10 @@ def page(comparison: Comparison, command: str) -> str:
         figures,
         title="avow compare",
         headline=headline(comparison),
-        comparison=comparison,
+        boards=boards,
+        machine=comparison.machine,
+        # A win at the end of the sweep is seen in the figures of growth.
+        growth_first=not any(board.winner for board in boards) and _fastest_at_length(comparison) is not None,
         rows_table=lambda board: Table("", _HEADINGS, [_cells(row) for row in board.rows]),
         marks=lambda board: [{"class": _rank(row)} for row in board.rows],
         steps_table=lambda decoding: Table("", _DECODING, [_step_cells(step) for step in decoding.steps]),
@@ -138,18 +174,25 @@ def cost_plot(title: str, x: Axis, y: Axis, settings: Sequence[Setting]) -> Plot
     for name in dict.fromkeys(one.method.name for one in settings):
         own = [one for one in settings if one.method.name == name]
         measured, hover = _xy((one.cost, one.error) for one in own), [one.hover for one in own]
+        labels = [_short_label(one.method) for one in own]
         if own[0].method.target != SOFTMAX:
-            traces.append(Trace(f"{name} (another mechanism)", *measured, "crosses", look(name), size=10, hover=hover))
+            other = f"{name} (another mechanism)"
+            traces.append(Trace(other, *measured, "crosses", look(name), size=10, hover=hover, labels=labels))
             continue
         # A bound of None is a gap in stems and marks alike.
         stems = _xy((one.cost, y) for one in own for y in (one.error, one.bound, None))
         bounds = _xy((one.cost, one.bound) for one in own)
         traces += [
             Trace(name, *stems, "line", look(name), width=1, legend=False, hover=None),
-            Trace(name, *measured, "points", look(name), size=10, hover=hover),
+            Trace(name, *measured, "points", look(name), size=10, hover=hover, labels=labels),
             Trace(name, *bounds, "open points", look(name), size=10, legend=False, hover=hover),
         ]
     return Plot(title, x, y, traces, upright=1)
+
+
+def _short_label(method: Method) -> str:
+    """The settings of a method without its name, which the legend has."""
+    return method.label.removeprefix(method.name).strip("()").replace("=", " ")
 
 
 def _xy(points: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
@@ -159,12 +202,12 @@ def _xy(points: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 def _hover(row: Row, m: Measured) -> str:
     error, memory = formatting.error, formatting.memory(m.peak_bytes)
-    lines = [f"<b>{row.method.label}</b>", f"{formatting.ratio(m.ratio)} of exact's time", f"{memory} at the peak"]
+    lines = [row.method.label, f"{formatting.ratio(m.ratio)} of exact's time", f"{memory} at the peak"]
     if row.own_mechanism:
-        return "<br>".join([*lines, f"{error(m.to_softmax)} from softmax attention: it is another mechanism"])
+        return "\n".join([*lines, f"{error(m.to_softmax)} from softmax attention: it is another mechanism"])
     own = f"{error(m.relative_error)} measured, {error(m.relative_bound)} proved"
     promise = f"{error(m.error)} measured, {error(m.bound)} proved ({m.kind})"
-    return "<br>".join([*lines, promise, f"of the answer's length: {own}"])
+    return "\n".join([*lines, promise, f"of the answer's length: {own}"])
 
 
 def _growth(comparison: Comparison, field: str, title: str, unit: float = 1.0) -> Plot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Mapping
 from importlib import resources
@@ -9,21 +10,24 @@ from typing import Any
 
 from avow.extras import require
 
-require("jinja2", "latex2mathml", "plotly", purpose="to write HTML pages")
+require("jinja2", "latex2mathml", purpose="to write HTML pages")
 
 from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+import avow
 from avow.core.chart import Table
 from avow.report.formatting import between, count, listed, number, ratio, seconds, shape
 from avow.report.mathml import display, formula
 
+DOCUMENTATION = "https://github.com/avow-attention/avow/blob/main/docs/README.md"
 _FORMATS = (between, count, listed, number, ratio, seconds, shape)
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
-    """A whole page. Each figure, as plotly reads it, is drawn in the page's element of that id."""
-    return _templates().get_template(template).render(figures=figures, **values)
+    """A whole page. Each figure, as `charts.figure` describes it, is drawn in the page's element of that id."""
+    made = {"date": datetime.date.today().isoformat(), "version": avow.__version__, "documentation": DOCUMENTATION}
+    return _templates().get_template(template).render(figures=figures, **made, **values)
 
 
 def document(title: str, body: str, style: str = "") -> str:
@@ -59,12 +63,6 @@ def environment(loader: BaseLoader, **options: Any) -> Environment:
 @functools.cache
 def _templates() -> Environment:
     templates = environment(PackageLoader("avow.report"), autoescape=True, keep_trailing_newline=True)
-    templates.globals |= {"asset": asset, "plotly": _plotly}
+    templates.globals["asset"] = asset
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False}
     return templates
-
-
-def _plotly() -> Markup:
-    import plotly.offline
-
-    return Markup(plotly.offline.get_plotlyjs())

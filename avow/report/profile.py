@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
-from html import escape
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from avow.core.chart import Table
@@ -15,16 +14,14 @@ from avow.report.formatting import NOTHING, error, number
 from avow.report.style import LOOKS
 
 Figure = dict[str, Any]
-# From pale to strong on white and on black alike: the middle of both is where most heads are.
-_SCALE = "Viridis"
 _FIGURES = ("|q|", "|k|", "|v|", "logits", "spread", "entropy", "90%", "99%", "99.9%", "rank", "first")
 _HEADINGS = ("layer", "head", "kind", *_FIGURES, "exact", "plan", "bound", "share")
-# Maps of single numbers, by the id of their figure: the number of a head, and whether its scale is logarithmic.
-_MAPS: dict[str, tuple[Callable[[Head], float], bool]] = {
-    "tokens": (lambda head: head.figures.tokens[1], True),
-    "entropy": (lambda head: head.figures.entropy, False),
-    "spread": (lambda head: head.figures.spread, False),
-    "rank": (lambda head: head.figures.effective_rank, False),
+# Maps of single numbers, by the id of their figure: title, the number of a head, whether its scale is logarithmic.
+_MAPS: dict[str, tuple[str, Callable[[Head], float], bool]] = {
+    "tokens": ("Tokens for 99% of the mass", lambda head: head.figures.tokens[1], True),
+    "entropy": ("Entropy", lambda head: head.figures.entropy, False),
+    "spread": ("Spread of logits", lambda head: head.figures.spread, False),
+    "rank": ("Effective rank", lambda head: head.figures.effective_rank, False),
 }
 
 
@@ -33,7 +30,7 @@ def profile_page(profile: Profile, command: str, machine: str) -> str:
     from avow.report.page import render
 
     figures: dict[str, Figure] = {"kinds": kinds_figure(profile), "reading": reading_figure(profile, "sparse")}
-    figures |= {id: number_figure(profile, value, log) for id, (value, log) in _MAPS.items()}
+    figures |= {id: number_figure(profile, title, value, log) for id, (title, value, log) in _MAPS.items()}
     return render(
         "profile.html",
         figures,
@@ -153,13 +150,11 @@ def _percent(shares: list[float]) -> str:
 def kinds_figure(profile: Profile) -> Figure:
     """Which kind each head is, by colour and by the first letter of its name."""
     count = len(KINDS)
-    scale = [[(i + end) / count, LOOKS[i].colour] for i in range(count) for end in (0, 1)]
-    bar = {"title": {"text": "kind"}, "tickvals": list(range(count)), "ticktext": list(KINDS)}
-    drawn = _map(profile, lambda head: KINDS.index(head.figures.kind), lambda head: head.figures.kind, bar)
-    trace = drawn["data"][0]
-    letters = [[None if x is None else KINDS[x][0] for x in row] for row in trace["z"]]
-    trace |= {"colorscale": scale, "zmin": -0.5, "zmax": count - 0.5, "zsmooth": False}
-    trace |= {"text": letters, "texttemplate": "%{text}", "textfont": {"color": "#fff", "size": 11}}
+    colours = {"list": [LOOKS[i].colour for i in range(count)], "labels": list(KINDS), "range": [0, count - 1]}
+    drawn = _map(
+        profile, "Kinds of heads", lambda head: KINDS.index(head.figures.kind), lambda head: head.figures.kind, colours
+    )
+    drawn["letters"] = [[None if x is None else KINDS[x][0] for x in row] for row in drawn["cells"]]
     return drawn
 
 
@@ -174,15 +169,15 @@ def reading_figure(profile: Profile, method: str) -> Figure:
         of_exact = share(head)
         return "no promise" if of_exact is None else f"{of_exact:.0%}"
 
-    drawn = _map(profile, share, words, {"tickformat": ".0%"})
-    drawn["data"][0] |= {"zmin": 0, "zmax": 1, "reversescale": True}
-    return drawn
+    colours = {"range": [0, 1], "reversed": True, "format": "%"}
+    return _map(profile, f"What {method} reads for each head", share, words, colours)
 
 
-def number_figure(profile: Profile, value: Callable[[Head], float], log: bool = False) -> Figure:
+def number_figure(profile: Profile, title: str, value: Callable[[Head], float], log: bool = False) -> Figure:
     """Any number of each head; on a logarithmic scale of colours where it spans decades."""
     if not log:
-        return _map(profile, value, lambda head: number(value(head)))
+        numbers = [value(head) for head in profile.heads]
+        return _map(profile, title, value, lambda head: number(value(head)), {"range": [min(numbers), max(numbers)]})
 
     def logarithm(head: Head) -> float:
         return math.log10(max(value(head), 1e-300))
@@ -190,33 +185,37 @@ def number_figure(profile: Profile, value: Callable[[Head], float], log: bool = 
     decades = [logarithm(head) for head in profile.heads]
     low = math.floor(min(decades))
     ticks = list(range(low, max(math.ceil(max(decades)), low + 1) + 1))
-    bar = {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
-    drawn = _map(profile, logarithm, lambda head: f"{value(head):.3g}", bar)
-    drawn["data"][0] |= {"zmin": low, "zmax": ticks[-1]}
-    return drawn
+    colours = {"ticks": ticks, "labels": [f"{10.0**tick:g}" for tick in ticks], "range": [low, ticks[-1]]}
+    return _map(profile, title, logarithm, lambda head: f"{value(head):.3g}", colours)
 
 
 def _map(
-    profile: Profile, value: Callable[[Head], float | None], words: Callable[[Head], str], bar: Figure | None = None
+    profile: Profile,
+    title: str,
+    value: Callable[[Head], float | None],
+    words: Callable[[Head], str],
+    colours: Mapping[str, Any],
 ) -> Figure:
-    """A square for each head, layers from left to right; `bar` is what plotly is to know of the bar of colours."""
-    layers = [(escape(name), heads) for name, heads in profile.layers.items()]
+    """A square for each head, layers from left to right, as chart.js draws it.
+
+    `colours` are the numbers at the ends of its scale of colours (`range`) and how they are written, or a `list` of one
+    colour for each number, with `labels`.
+    """
+    layers = list(profile.layers.items())
     most = max(len(heads) for _, heads in layers)
 
     def grid(cell: Callable[[str, Head], Any]) -> list[list[Any]]:
         return [[cell(name, heads[i]) if i < len(heads) else None for name, heads in layers] for i in range(most)]
 
-    trace: Figure = {
-        "type": "heatmap",
-        "z": grid(lambda _, head: value(head)),
-        "customdata": grid(lambda name, head: f"{name}, {words(head)}"),
-        "hovertemplate": "head %{y} of %{customdata}<extra></extra>",
-        "colorscale": _SCALE,
-        "xgap": 1,
-        "ygap": 1,
-        "hoverongaps": False,
-        "colorbar": {"thickness": 10, "outlinewidth": 0} | (bar or {}),
+    texts = [
+        [None if cell is None else f"head {i} of {cell}" for cell in row]
+        for i, row in enumerate(grid(lambda name, head: f"{name}: {words(head)}"))
+    ]
+    return {
+        "title": title,
+        "x": {"title": "layer", "names": [str(i) for i in range(len(layers))]},
+        "y": {"title": "head", "names": [str(i) for i in range(most)]},
+        "cells": grid(lambda _, head: value(head)),
+        "texts": texts,
+        "colours": dict(colours),
     }
-    x = {"title": {"text": "layer"}, "showgrid": False, "dtick": 1 if len(layers) <= 16 else 5}
-    y = {"title": {"text": "head"}, "showgrid": False, "dtick": 1 if most <= 12 else 4, "autorange": "reversed"}
-    return {"data": [trace], "layout": {"xaxis": x, "yaxis": y}}

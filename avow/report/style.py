@@ -11,7 +11,7 @@ from avow.methods import all_methods, method_named
 
 
 class Look(NamedTuple):
-    """A colour, and a mark as plotly and as matplotlib name it."""
+    """A colour, and a mark as chart.js and as matplotlib name it."""
 
     colour: str
     symbol: str

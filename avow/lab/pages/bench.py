@@ -216,26 +216,18 @@ def _breaking(inputs: BenchInputs, curve: Sequence[Trial], here: Trial) -> Figur
 
     traces = [
         Trace("certified bound", knob.places, over("bound"), "line", style, dash=1, width=2.5),
-        Trace("measured error", knob.places, over("error"), "line", style, width=2.5),
+        Trace("measured error", knob.places, over("error"), "line", style, width=2.5, fill=True),
         mark("bound", "open points"),
         mark("error", "points"),
     ]
     if here.method.selects_tokens:
         traces.append(Trace("share of tokens read", knob.places, over("read"), "line", FRONTIER, dash=2))
-    # Room for a mark at either end, and never another: what moves along the knob is moved alone.
-    first, last = math.log10(knob.places[0]), math.log10(knob.places[-1])
-    room = 0.04 * (last - first)
-    label = {"text": "no use", "textposition": "start", "yanchor": "top", "font": {"size": 11}}
-    level = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1.0, "y1": 1.0, "label": label}
-    drawn = figure(
-        Plot("", Axis(knob.title, log=True), Axis("error", log=True), traces),
-        xaxis={"range": [first - room, last + room], "dtick": 1},
-        yaxis=_error_axis(min(trial.error for trial in (*curve, here))),
-        shapes=[level | {"line": {"width": 1, "dash": "dot"}}],
-    )
-    red, green, blue = (int(style.colour[i : i + 2], 16) for i in (1, 3, 5))
-    drawn["data"][1] |= {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},.12)"}
-    return drawn
+    # Room for a mark at either end, and never another: the axis stands still while the mark moves along it.
+    first, last = knob.places[0], knob.places[-1]
+    room = (last / first) ** 0.04
+    x = Axis(knob.title, log=True, range=(first / room, last * room), every=1)
+    y = _error_axis("error", min(trial.error for trial in (*curve, here)))
+    return figure(Plot("", x, y, traces, levels={1.0: "no use"}))
 
 
 def _promises(trial: Trial) -> Figure:
@@ -246,11 +238,11 @@ def _promises(trial: Trial) -> Figure:
     errors, bounds = ([_shown(row[i]) for row in rows] for i in (0, 1))
     ends = (_FLOOR, _CEILING)
     even = Trace("", ends, ends, "line", FRONTIER, dash=2, width=1, legend=False, hover=None)
-    marks = Trace("a row", errors, bounds, "points", look(trial.method.name), size=7, opacity=0.55, legend=False)
-    axes, axis = (Axis("measured error of a row", log=True), Axis("its bound", log=True)), _error_axis(min(errors))
-    drawn = figure(Plot("", *axes, [even, marks]), xaxis=axis | {"dtick": 1}, yaxis=axis)
-    drawn["data"][1]["hovertemplate"] = "measured %{x:.1e}<br>promised %{y:.1e}<extra></extra>"
-    return drawn
+    hover = [f"a row\nmeasured {x:.1e}\npromised {y:.1e}" for x, y in zip(errors, bounds, strict=True)]
+    style = look(trial.method.name)
+    marks = Trace("a row", errors, bounds, "points", style, size=7, opacity=0.55, legend=False, hover=hover)
+    x, y = (_error_axis(title, min(errors)) for title in ("measured error of a row", "its bound"))
+    return figure(Plot("", x, y, [even, marks]))
 
 
 def _costs(head: Workload, trials: Sequence[Trial], unit: str) -> Figure:
@@ -258,12 +250,12 @@ def _costs(head: Workload, trials: Sequence[Trial], unit: str) -> Figure:
     settings = []
     for trial in trials:
         cost = trial.operations if unit == "operations" else _time_ratio(head, trial.method)
-        hover = _WORDS.say("hover", trial, cost, trial.own_mechanism)
+        hover = _WORDS.html("hover", trial, cost, trial.own_mechanism).strip()
         settings.append(Setting(trial.method, cost, _shown(trial.error), _shown(trial.bound), hover))
-    axes = Axis(f"{unit} relative to exact attention", log=True, format="×"), Axis("error", log=True)
-    lowest = min(trial.error for trial in trials)
-    # A legend of plotly's would leave a phone no room for the figure.
-    return figure(cost_plot("", *axes, settings), yaxis=_error_axis(lowest), showlegend=False)
+    x = Axis(f"{unit} relative to exact attention", log=True, format="×")
+    plot = cost_plot("", x, _error_axis("error", min(trial.error for trial in trials)), settings)
+    # The page has a legend of its own.
+    return figure(dataclasses.replace(plot, traces=[dataclasses.replace(one, legend=False) for one in plot.traces]))
 
 
 def _time_ratio(head: Workload, method: Method) -> float:
@@ -291,10 +283,10 @@ def _words(method: Method) -> str:
     return method.name.replace("_", " ")
 
 
-def _error_axis(lowest: float) -> dict[str, Any]:
+def _error_axis(title: str, lowest: float) -> Axis:
     """An axis that holds all from the lowest error, in steps that do not follow every move."""
     bottom = max(2 * math.floor(math.log10(max(lowest, _FLOOR)) / 2 - 0.05), math.log10(_FLOOR))
-    return {"range": [bottom, math.log10(_CEILING)], "dtick": 1 if bottom > -5 else 2}
+    return Axis(title, log=True, range=(10**bottom, _CEILING), every=1 if bottom > -5 else 2)
 
 
 def _shown(error: float) -> float:

@@ -125,14 +125,14 @@ def _gradients(inputs: DynamicsInputs, proved: dict[str, Any] | None = None) -> 
     # Whole decades, some five ticks of them, and whole tens of steps: axes stand still while what they hold moves.
     decades = [math.log10(y) for _, ys in series.values() for y in ys if y > 0]
     tick = max(1, round((max(decades) - min(decades)) / 5))
-    ends = [tick * math.floor(min(decades) / tick) - 0.2, tick * math.ceil(max(decades) / tick) + 0.2]
+    ends = [10 ** (tick * math.floor(min(decades) / tick) - 0.2), 10 ** (tick * math.ceil(max(decades) / tick) + 0.2)]
     drawn = figure(
         Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True),
-        xaxis={"range": [-1, 10 * math.ceil(inputs.back / 10) + 1]},
-        yaxis={"dtick": tick, "range": ends},
+        x={"range": [-1, 10 * math.ceil(inputs.back / 10) + 1]},
+        y={"every": tick, "range": ends},
     )
     if proved:
-        drawn["data"][-1]["mode"] = "markers"
+        drawn["traces"][-1]["mode"] = "points"
     return drawn
 
 
@@ -176,10 +176,10 @@ def _averages(trace: AverageTrace) -> Figure:
     series = {"corrected average": trace.corrected, "average from 0": trace.plain, "gradients": _signal()}
     drawn = figure(
         Chart("Averages", "step", "gradient, average", {name: (steps, ys) for name, ys in series.items()}),
-        xaxis={"range": [-1, _SIGNAL_STEPS + 2]},
-        yaxis={"range": [-0.05, 2.05]},
+        x={"range": [-1, _SIGNAL_STEPS + 2]},
+        y={"range": [-0.05, 2.05]},
     )
-    drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
+    drawn["traces"][-1] |= {"mode": "points", "colour": "#8a8f98", "symbol": "circle", "size": 4}
     return drawn
 
 
@@ -221,9 +221,8 @@ def _decayed(strength: float) -> tuple[Float[Tensor, "t w"], Float[Tensor, "t w"
 def _decay(penalised: list[float], decoupled: list[float]) -> Figure:
     series = {"Adam with L2": (_SIZES, penalised), "decoupled decay (AdamW)": (_SIZES, decoupled)}
     x, y = "size of the weight's gradients", "weight left"
-    ends = [math.log10(_SIZES[0]) - 0.15, math.log10(_SIZES[-1]) + 0.15]
     chart = Chart("What is left of a weight", x, y, series, log_x=True)
-    return figure(chart, xaxis={"dtick": 1, "range": ends}, yaxis={"range": [-0.55, 1.08]})
+    return figure(chart, x={"every": 1, "range": [_SIZES[0] / 1.4, _SIZES[-1] * 1.4]}, y={"range": [-0.55, 1.08]})
 
 
 def _up(bound: float, digits: int = 3) -> str:

@@ -328,7 +328,7 @@ def _curve(inputs: ExplorerInputs, scene: Scene, now: Float[Tensor, " n"]) -> di
         chart = Chart("Weights as the query grows", "length of the query", "weight", series)
         ends = [-0.6, _MOST_LENGTH + 0.6]
     # Weights keep their whole range, so that nothing jumps while the query moves.
-    return figure(chart, xaxis={"range": ends}, yaxis={"range": [-0.03, 1.05]})
+    return figure(chart, x={"range": ends}, y={"range": [-0.03, 1.05]})
 
 
 @functools.lru_cache(64)

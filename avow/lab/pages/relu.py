@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from avow.cli.parsing import parse
-from avow.core.chart import Chart
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, expectation, judgement
 from avow.report.charts import Axis, Mode, Plot, Trace, figure, line_mode
@@ -86,7 +85,7 @@ def preview(inputs: ReluInputs) -> Answer:
     units, error = sum(sketch.layers), float(np.abs(sketch.true - sketch.network).max())
     growth = _growth({"one layer": ([], [])} if inputs.is_formula else _both_ways(), units, inputs)
     if inputs.is_formula:
-        growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
+        growth["traces"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
     holds = error <= inputs.allowed
     return {
         "live": expectation(holds, _WORDS.say("expects", units, len(sketch.layers), error, holds, inputs.allowed)),
@@ -215,21 +214,18 @@ def _graph(sketch: Sketch) -> dict[str, Any]:
         Trace(sketch.name, _few(sketch.x[::4]), _few(sketch.true[::4]), "line", LOOKS[0], width=5, opacity=0.55),
         Trace("network, with its kinks", kinks, heights, mode, LOOKS[1], size=7),
     ]
-    axes = {"xaxis": {"range": _ends(sketch.x)}, "yaxis": {"range": _ends(sketch.true, 0.06)}}
-    return figure(Plot("", Axis("x"), Axis("value"), traces), **axes)
+    axes = Axis("x", range=_ends(sketch.x)), Axis("value", range=_ends(sketch.true, 0.06))
+    return figure(Plot("", *axes, traces))
 
 
 def _error(sketch: Sketch, allowed: float) -> dict[str, Any]:
     """The error in parts of what is allowed, between the lines it must keep to."""
     every = 2 if len(sketch.kinks) <= _FINE else 1
     off = np.round((sketch.network - sketch.true)[::every] / allowed, 3)
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"dash": "dot", "width": 1.5}}
-    return figure(
-        Chart("", "x", "error", {"error": (_few(sketch.x[::every]), off)}),
-        xaxis={"range": _ends(sketch.x)},
-        yaxis={"range": [-1.35, 1.35], "tickvals": [-1, 0, 1], "ticktext": ["−ε", "0", "ε"]},
-        shapes=[line | {"y0": y, "y1": y} for y in (1, -1)],
-    )
+    x = Axis("x", range=_ends(sketch.x))
+    y = Axis("error", range=(-1.35, 1.35), ticks=(-1, 0, 1), labels=("−ε", "0", "ε"))
+    trace = Trace("error", _few(sketch.x[::every]), off, "line", LOOKS[0], legend=False)
+    return figure(Plot("", x, y, [trace], levels={1: "", -1: ""}))
 
 
 def _growth(series: dict[str, Points], units: int, inputs: ReluInputs) -> dict[str, Any]:
@@ -240,13 +236,10 @@ def _growth(series: dict[str, Points], units: int, inputs: ReluInputs) -> dict[s
     ]
     # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
     traces.append(Trace("this one", [inputs.allowed], [float(units)], "points", LOOKS[2], size=13, legend=False))
-    decades, most = ((-4.2, -0.4), 400) if inputs.is_formula else ((-7.2, -0.9), 512)
-    return figure(
-        Plot("", Axis("error allowed", log=True), Axis("hidden units", log=True), traces),
-        xaxis={"dtick": 1 if inputs.is_formula else 2, "range": list(decades)},
-        yaxis={"range": [-0.1, math.log10(most) + 0.1]}
-        | ({"tickvals": _COUNTS} if inputs.is_formula else {"dtick": 1}),
-    )
+    ends, most = ((10**-4.2, 10**-0.4), 400) if inputs.is_formula else ((10**-7.2, 10**-0.9), 512)
+    x = Axis("error allowed", log=True, range=ends, every=1 if inputs.is_formula else 2)
+    y = Axis("hidden units", log=True, range=(0.8, 1.25 * most), ticks=_COUNTS if inputs.is_formula else (1, 10, 100))
+    return figure(Plot("", x, y, traces))
 
 
 def _few(numbers: Any) -> Any:
@@ -255,14 +248,14 @@ def _few(numbers: Any) -> Any:
     return np.round(numbers, max(0, 5 - math.floor(math.log10(span))))
 
 
-def _ends(numbers: Any, room: float = 0.03) -> list[float]:
+def _ends(numbers: Any, room: float = 0.03) -> tuple[float, float]:
     """The range of an axis: to the next round numbers, and a part of the way beyond."""
     low, high = float(np.min(numbers)), float(np.max(numbers))
     if not high > low:
-        return [low - 1, high + 1]
+        return low - 1, high + 1
     step = 2.0 ** math.floor(math.log2((high - low) / 5))
     low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
-    return [low - room * (high - low), high + room * (high - low)]
+    return low - room * (high - low), high + room * (high - low)
 
 
 _SUMMARY = "How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask."

@@ -157,11 +157,9 @@ def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     for run in drawn_runs:
         points = [(x, y) for x, y in zip(run.curves["step"], run.curves[column], strict=True) if y is not None]
         series[run.short_name or run.name] = [x for x, _ in points], [y for _, y in points]
-    # Where a reader has zoomed in, new points do not zoom out again.
-    revision = f"{inputs.run} {inputs.curve} {inputs.log}"
-    drawn = figure(Chart(title, "step", title, series, log_y=inputs.log), uirevision=revision)
-    for trace in drawn["data"]:
-        trace["showlegend"] = True
+    drawn = figure(Chart(title, "step", title, series, log_y=inputs.log))
+    for trace in drawn["traces"]:
+        trace["legend"] = True
     return drawn
 
 

@@ -15,9 +15,11 @@ start({
     if (shown) paint();
   },
   verdict({legend}) {
-    document.getElementById("methods").replaceChildren(...legend.map(({words, own_mechanism, colour, symbol}) =>
-      element("span", {}, element("b", {style: `color: ${colour}`}, own_mechanism ? "×" : MARKS[symbol] ?? "●"),
-        ` ${words}${own_mechanism ? ", another mechanism" : ""}`)));
+    document.getElementById("methods").replaceChildren(...legend.map(({words, own_mechanism, colour, symbol}) => {
+      const mark = element("b", {}, own_mechanism ? "×" : MARKS[symbol] ?? "●");
+      mark.style.color = colour;
+      return element("span", {}, mark, ` ${words}${own_mechanism ? ", another mechanism" : ""}`);
+    }));
     costs.classList.remove("stale");
     document.getElementById("facts").classList.add("sure"); // a warning's numbers are as sure as any
   },

@@ -1,14 +1,12 @@
 // What every page shares: controls ↔ address ↔ requests. Previews follow every move, the last one wins; when nothing
 // has moved for a moment, the verdict is asked for. Nothing is computed here but where things stand on the screen.
-import {followed, remember} from "./moved.js";
+import {draw} from "./chart.js";
 import {offerPython} from "./share.js";
-import {themed} from "./themed.js";
 
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]")?.content; // a copy without a server has none
 const at = id => document.getElementById(id);
-const CALM = 90, QUICK = 35, SETTLED = 220, RESTED = 400;
-const CONFIG = {responsive: true, displayModeBar: false};
+const SETTLED = 220;
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
 const figures = new Map();
@@ -30,7 +28,6 @@ export function start(drawing) {
     history.pushState(null, "", address());
   }));
   at("file")?.addEventListener("change", upload);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach((_, id) => paint(id)));
   become(fromAddress());
 }
 
@@ -108,6 +105,7 @@ async function previews() {
     take(answer);
     if (at("trouble").hidden) expect();
     own.preview?.(answer);
+    drawFigures(answer);
     // What was drawn is on the screen when the frame it belongs to is over.
     requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start, end: performance.now()})));
   }
@@ -142,6 +140,7 @@ async function prove() {
   mark(tone, word, says, steps);
   at("verdict").removeAttribute("aria-busy");
   own.verdict?.(answer);
+  drawFigures(answer);
 }
 
 /** What the lab says to a request: an answer or an error; neither where it was given up. */
@@ -242,62 +241,18 @@ function take(answer) {
   if (answer.facts) at("facts").replaceChildren(...answer.facts.flatMap(({label, value, about}) => [
     element("dt", {}, label), fact(label, value, about)]));
   if ("python" in answer) offerPython(answer.python);
-  spent = 0;
-  for (const [id, {data, layout}] of Object.entries(answer.figures ?? {})) {
-    const before = figures.get(id)?.data, known = before?.length === data.length;
-    const whole = data.map((trace, i) => trace ?? (known && before[i]));
-    if (!whole.every(Boolean)) continue; // what is not known yet comes with the verdict
-    figures.set(id, {data: whole, layout});
-    entitle(at(id), whole, layout);
-    draw(id);
+}
+
+/** Draw figures in the places that the page has for them by now. */
+function drawFigures(answer) {
+  for (const [id, figure] of Object.entries(answer.figures ?? {})) {
+    const before = figures.get(id)?.traces, known = before?.length === figure.traces.length;
+    const traces = figure.traces.map((trace, i) => trace ?? (known && before[i]));
+    if (!at(id) || !traces.every(Boolean)) continue; // what is not known yet comes with the verdict
+    figures.set(id, {...figure, traces});
+    draw(at(id), figures.get(id));
   }
 }
-
-/** A figure's name, for those who do not see it: its axes and what is drawn, unless the page has named it. */
-function entitle(place, data, layout) {
-  if (!place || (place.ariaLabel && !place.dataset.entitled)) return;
-  const words = axis => (axis?.title?.text ?? "").replace(/<[^>]*>/g, ""), drawn = data.map(trace => trace.name).filter(Boolean);
-  Object.assign(place, {role: "img", ariaLabel: `Figure: ${words(layout.yaxis)} against ${words(layout.xaxis)}; ${drawn.join(", ")}`});
-  place.dataset.entitled = "yes";
-}
-
-let loading = null;
-const plotly = () => loading ??= new Promise((done, failed) => {
-  const script = element("script", {src: "/plotly.js"});
-  script.onload = done;
-  script.onerror = failed;
-  document.head.append(script);
-});
-
-// What is drawn follows every move in place. Figures that plotly must draw do so in their order, as long as they are
-// quickly drawn, all together; the others wait until nothing has moved for a moment.
-const waiting = new Map(), took = new Map();
-let spent = 0;
-function draw(id) {
-  clearTimeout(waiting.get(id));
-  const {data, layout} = figures.get(id), cost = took.get(id) ?? Infinity;
-  const calm = followed(at(id), data, layout) ? RESTED : spent + cost > QUICK ? CALM : 0;
-  if (calm) { waiting.set(id, setTimeout(() => paint(id), calm)); return; }
-  spent += cost;
-  paint(id);
-}
-
-async function paint(id, size = {}) {
-  await plotly();
-  const place = at(id), {data, layout} = figures.get(id), look = {...themed(layout), ...size}, words = JSON.stringify([data, look]);
-  if (!place || (place.words === words && !place.drawn?.stale)) return;
-  const since = performance.now();
-  place.words = words;
-  Plotly.react(id, data, look, CONFIG);
-  remember(place, data, layout);
-  took.set(id, performance.measure("avow:figure", {start: since}).duration);
-}
-
-// Figures follow the width of a window by themselves, but not that of paper.
-const there = () => [...figures.keys()].filter(id => at(id));
-addEventListener("beforeprint", () => there().forEach(id =>
-  paint(id, {width: at(id).clientWidth, height: at(id).clientHeight})));
-addEventListener("afterprint", () => there().forEach(async id => { await paint(id); Plotly.Plots.resize(id); }));
 
 /** An element with attributes and children. */
 export function element(name, attributes, ...children) {

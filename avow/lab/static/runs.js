@@ -19,6 +19,7 @@ start({preview(answer) {
     older.insertAdjacentHTML("beforeend", rest.join(""));
     at("knowledge").innerHTML = newest;
     if (rest.length) at("knowledge").append(older);
+    for (const cell of at("knowledge").querySelectorAll("[data-share]")) cell.style.setProperty("--share", cell.dataset.share);
   }
   tabled = said;
 }});

@@ -192,7 +192,6 @@ DRAWN = """() => [...document.querySelectorAll(".figure")].map(figure =>
 def test_figures_follow_a_slider_that_is_held(visit: Opener, path: str, slider: str) -> None:
     found = visit(path)
     found.settled()
-    found.page.wait_for_function(DONE)
     found.page.focus(f"#{slider}")
     found.page.dispatch_event(f"#{slider}", "pointerdown")  # what is held is not proved
     for _ in range(3):

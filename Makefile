@@ -77,6 +77,7 @@ docs: $(READY)  ## the documents as a site under out/site/, which needs no netwo
 picture: $(READY)  ## draw the pictures again: the README's, and that of the architecture
 	@$(BIN)/avow compare --threads 1 --png docs/frontier.png
 	@$(BIN)/python -m docs.site.architecture
+	@$(BIN)/python -m docs.site.moving_picture
 
 clean:  ## remove what was made, except .venv
 	@rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ q, k and v are (batch, heads, length, dim), as in `torch.nn.functional.scaled_do
 
     avow.scaled_dot_product_attention(q, k, v)          the answer alone, called as PyTorch's function is
     avow.record()                                       the certificates of every layer of a model while it runs
+    avow.look(model, text)                              a page: what every head of a model must read of a text
 
 Subpackages, which are loaded when they are first used:
 
@@ -54,6 +55,7 @@ __all__ = [
     "attend",
     "audit",
     "features_needed",
+    "look",
     "plan",
     "plan_decode",
     "record",
@@ -87,6 +89,8 @@ def apply(model: Any, plan: Any) -> None:
 
 if TYPE_CHECKING:
     from avow.decode.plan import plan_decode
+    from avow.lab.look import look
 else:  # or every misspelt name would pass for a module
-    # A plan of decoding needs a cache, which is loaded when somebody asks.
-    __getattr__, __dir__ = lazy_modules(__name__, _SUBPACKAGES, __all__, {"plan_decode": "decode.plan"})
+    # A plan of decoding needs a cache, and a look at a model the lab; both are loaded when somebody asks.
+    _LAZY = {"plan_decode": "decode.plan", "look": "lab.look"}
+    __getattr__, __dir__ = lazy_modules(__name__, _SUBPACKAGES, __all__, _LAZY)

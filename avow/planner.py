@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from avow.calibration import Rates
-from avow.core import SOFTMAX, BoundEstimate, Cost, Kind, Method, Sizes
+from avow.core import SOFTMAX, BoundEstimate, Cost, Kind, Method, Sizes, notebook
 from avow.core.schema import json_schema
 from avow.methods import all_methods
 
@@ -17,6 +17,7 @@ WASTE = 0.1
 # A guess must clear the tolerance by this factor to be worth trying.
 _MARGIN = 0.7
 
+_NOTHING = "nothing here is expected to meet it: ask for less, or for it in a wider type"
 BOUND_UNIT = "bounds are relative to the longest value that a row sees"
 
 SCHEMA = "avow.plan/1"
@@ -154,15 +155,32 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{'':2}{'method':34}{'seconds':>10}{'memory':>12}{'bound':>10}  why"]
         for candidate in self.ranked:
-            bound = "?" if candidate.estimate is None else f"{candidate.estimate.bound:.1e}"
-            memory = f"{candidate.cost.peak_bytes / 2**20:.1f} MiB"
             mark = "→ " if candidate is self.chosen else "  "
-            verdict = "cheapest that meets it" if candidate is self.chosen else "also meets it, slower"
-            why = candidate.lost or verdict
-            lines.append(f"{mark}{candidate.method.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
+            method, seconds, memory, bound, why = self._row(candidate)
+            lines.append(f"{mark}{method:34}{seconds:>10}{memory:>12}{bound:>10}  {why}")
         if self.chosen is None:
-            lines.append("nothing here is expected to meet it: ask for less, or for it in a wider type")
+            lines.append(_NOTHING)
         return "\n".join([f"plan for {self.goal} ({self.source}); {BOUND_UNIT}", *lines])
+
+    def _repr_html_(self) -> str:
+        chosen = self.chosen
+        what = _NOTHING if chosen is None else f"{chosen.method.label} would run"
+        rows = [
+            (*self._row(x)[:4], "?" if x.estimate is None else x.estimate.kind, self._row(x)[4]) for x in self.ranked
+        ]
+        headings = ("method", "seconds", "memory", "bound", "kind", "why")
+        parts = (
+            notebook.facts([("times", self.source), ("unit", BOUND_UNIT)]),
+            notebook.table(headings, rows, None if chosen is None else 0),
+        )
+        return notebook.card(f"{self.goal}: {what}", *parts, promise=chosen is not None)
+
+    def _row(self, candidate: Candidate) -> tuple[str, str, str, str, str]:
+        """Method, seconds, memory, bound, and why it was chosen or not."""
+        bound = "?" if candidate.estimate is None else f"{candidate.estimate.bound:.1e}"
+        memory = f"{candidate.cost.peak_bytes / 2**20:.1f} MiB"
+        verdict = "cheapest that meets it" if candidate is self.chosen else "also meets it, slower"
+        return candidate.method.label, f"{candidate.seconds:.2g}", memory, bound, candidate.lost or verdict
 
 
 def _plain_candidate(candidate: Candidate) -> CandidateDocument:

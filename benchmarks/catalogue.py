@@ -239,8 +239,8 @@ ALL = (
         "benchmarks.model:profiled",
         6,
         (
-            "profile; heads, copying, local, diffuse, averaging, planned sparse, share of bytes as bytes of all %, "
-            "sparse reads as sparse reads %, predicted as predicted %",
+            "profile; heads, resting, previous, same, induction, local, wide, planned sparse, share of bytes as bytes "
+            "of all %, sparse reads as sparse reads %, predicted as predicted %",
             "profile; same token as same token %, perplexity as perplexity %, KL, largest bound, largest error, "
             "rows recomputed",
         ),

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import statistics
 import sys
-from collections import Counter
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
@@ -126,12 +125,11 @@ def profiled(options: Options) -> list[Result]:
     length, more = (192, 64) if options.quick else (4096, 512)
     ids = manual(loaded.tokenizer, length + more)
     made = profile(loaded.model, ids[:, :length], tol=1e-2, budget=0.5)
-    counted = Counter(head.figures.kind for head in made.heads)
     sparse = [offer for head in made.heads if (offer := head.within_tolerance("sparse", 1e-2)) is not None]
     able = {x: sum(head.within_tolerance(x, 1e-2) is not None for head in made.heads) for x in made.heads[0].methods}
     row: Row = {
         "heads": len(made.heads),
-        **{kind: counted[kind] for kind in ("copying", "local", "diffuse", "averaging")},
+        **made.kinds,
         **{f"{method} proves": count for method, count in able.items()},
         "planned sparse": made.plan.changed,
         "share of bytes": made.share,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
+import json
 import posixpath
 import re
 import sys
@@ -19,9 +21,11 @@ from markdown_it import MarkdownIt
 import avow
 from avow.cli import app
 from avow.core.docstring import parse
-from docs.site import api
+from avow.theory.claims import catalogue
+from docs.site import api, search, verdicts
 from docs.site.__main__ import main
 from docs.site.build import Site, build
+from docs.site.page import Page
 from tests.test_readme import PAGES, ROOT
 
 # The parts of every method's page, in this order; others may stand between.
@@ -49,6 +53,8 @@ class Links(HTMLParser):
             self.names.add(found["id"])
         if tag == "a":
             self.targets.append(found.get("href", ""))
+        elif tag == "form":
+            self.targets.append(found.get("action", ""))
         elif "src" in found or "href" in found:
             self.loaded.append(found.get("src", "") or found["href"])
 
@@ -80,9 +86,56 @@ def test_the_site_is_made_without_a_fault(site: Site) -> None:
 def test_every_page_and_every_public_name_is_in_it(site: Site) -> None:
     pages = {str(path.relative_to(ROOT / "docs")).replace(".md", ".html") for path in (ROOT / "docs").glob("**/*.md")}
     assert pages - {"README.html"} | {"index.html", "contributing.html"} <= set(site.files)
-    names = Links(site.files["api/avow.html"]).names
-    assert {name.lower() for name in avow.__all__ if not name.startswith("_")} <= names
+    assert undocumented(site.files, api.MODULES) == []
     assert "Attention, and the certificate of the error it made." in site.files["api/avow.html"]
+
+
+def undocumented(files: dict[str, str], modules: tuple[str, ...]) -> list[str]:
+    """Names that a module lists or imports as themselves, read from its file, which its page has no heading for."""
+    found = []
+    for module in modules:
+        text = Path(importlib.import_module(module).__file__ or "").read_text()
+        names = {*re.findall(r"^from [\w.]+ import (\w+) as \1$", text, re.MULTILINE)}
+        names |= {*getattr(importlib.import_module(module), "__all__", ())}
+        submodules = {name.rpartition(".")[2] for name in modules if name.startswith(f"{module}.")}
+        anchors = Links(files[f"api/{module}.html"]).names
+        found += [f"{module}.{x}" for x in sorted(names - submodules) if x[0] != "_" and x.lower() not in anchors]
+    return found
+
+
+def test_a_public_name_that_the_reference_leaves_out_is_caught(site: Site) -> None:
+    page = site.files["api/avow.nn.html"]
+    spoilt = site.files | {"api/avow.nn.html": page.replace('id="keyvaluecache"', 'id="cache-of-keys"')}
+    assert spoilt != site.files
+    assert undocumented(spoilt, api.MODULES) == ["avow.nn.KeyValueCache"]
+
+
+def test_what_two_modules_offer_is_described_once(site: Site) -> None:
+    for name in ("Certificate", "Cost", "Method", "Sizes"):
+        there = site.files["api/avow.core.html"].split(f'id="{name.lower()}"')[1].split("<h2")[0]
+        assert f'<a href="avow.html#{name.lower()}"><code>avow.{name}</code></a> describes it.' in there
+        assert "<h3" not in there and "<table>" not in there
+
+
+def test_rows_of_an_earlier_function_are_not_repeated() -> None:
+    page, _ = api.module_page("avow")
+    audit = page.split("\n## audit\n")[1].split("\n## ")[0]
+    assert re.search(r"^\| `q`, `k`, `v`, .*`mask`.* \| \| \| as \[attend\]\(#attend\) \|$", audit, re.MULTILINE)
+    assert "\n| `q` |" not in audit and "\n| `out` | `Tensor` |" in audit and "\n| `coverage` |" in audit
+    assert "`ShapeError`" in audit.split("**Raises**")[1].split(": as [attend](#attend)")[0]
+
+
+def test_constants_and_attributes_that_are_set_later_are_described() -> None:
+    page, _ = api.module_page("avow")
+    assert "| `unattributed` | | | answers of other threads" in page.split("\n## Record\n")[1]
+    page, _ = api.module_page("avow.core")
+    assert "\n## SOFTMAX\n\nA constant: `'softmax attention'`." in page
+    assert "One of `deterministic`, `statistical`, `sampled`, `none`." in page
+
+
+def test_schemas_are_plain_text() -> None:
+    for kind in (avow.Certificate, avow.Plan, avow.nn.DecodePlan):
+        assert ":math:" not in json.dumps(kind.json_schema())
 
 
 def test_every_link_leads_somewhere_and_nothing_is_fetched(site: Site) -> None:
@@ -98,6 +151,7 @@ def test_every_link_leads_somewhere_and_nothing_is_fetched(site: Site) -> None:
         "<a href='c/d.html#nowhere'>",
         "<a href='../a.html'>",
         "<a>",
+        "<form action='search.html'>",
         "<img src='https://example.org/a.png'>",
         "<script src='a.js'></script>",
     ],
@@ -132,7 +186,52 @@ def written(folder: Path, **changes: str | None) -> Path:
 
 def test_a_small_site_is_made(tmp_path: Path) -> None:
     made = build(written(tmp_path), modules=())
-    assert made.faults == [] and sorted(made.files) == ["index.html", "two.html"] and dead(made.files) == []
+    assert made.faults == [] and dead(made.files) == []
+    assert sorted(made.files) == ["index.html", "search.html", "two.html"]
+
+
+def test_every_page_links_to_the_repository(site: Site, tmp_path: Path) -> None:
+    source = '<a href="https://github.com/avow-attention/avow">source</a>'
+    assert [address for address, html in site.files.items() if source not in html] == []
+    assert "<footer>" not in build(written(tmp_path), modules=()).files["index.html"], "it has no address"
+
+
+def test_the_search_holds_every_part_of_every_page(site: Site) -> None:
+    found = re.search(
+        r'<script type="application/json" id="index">(.*?)</script>', site.files["search.html"], re.DOTALL
+    )
+    assert found is not None
+    index = {address: parts for _, address, parts in json.loads(found[1])}
+    assert {*index} == {*site.files} - {"search.html"}
+    (sinks,) = (text for anchor, _, text in index["decoding.html"] if anchor == "several-queries-windows-sinks")
+    assert "One extra logit per query head." in sinks
+    places = Links(site.files["api/avow.nn.html"]).names
+    assert {anchor for anchor, _, _ in index["api/avow.nn.html"]} <= places
+    assert "keyvaluecacheattend" in {anchor.replace("-", "") for anchor, _, _ in index["api/avow.nn.html"]}
+
+
+def test_text_cannot_end_the_element_that_holds_it() -> None:
+    page = Page("a", "a.html", "", "A", "<h1 id='a'>A</h1><p>&lt;/script&gt; and more</p>")
+    assert "\\u003c/script> and more" in search.body([page])
+
+
+def test_the_page_of_verdicts_is_that_of_the_catalogue() -> None:
+    known = catalogue()
+    assert verdicts.PAGE.read_text() == verdicts.page(known.values()), "python -m docs.site.verdicts writes it"
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| (\w+) \| (.*) \|$", verdicts.PAGE.read_text(), re.MULTILINE)
+    assert {id: verdict for id, verdict, _ in rows} == {id: claim.expected for id, claim in known.items()}
+    assert all(bool(instead.strip()) == (verdict in ("refuted", "corrected")) for _, verdict, instead in rows)
+
+
+def test_a_verdict_that_changed_changes_the_page() -> None:
+    claim = dataclasses.replace(catalogue()["copy-gap"], expected="supported")
+    assert "| supported |" in verdicts.page([claim]) and "1 claims: 1 supported." in verdicts.page([claim])
+
+
+def test_a_page_that_the_contents_call_by_another_name_is_named(tmp_path: Path) -> None:
+    assert build(written(tmp_path, two="# Three\n"), modules=()).faults == [
+        "docs/README.md: calls docs/two.md 'Two', and its title is 'Three'"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +401,24 @@ def test_docstrings_become_pages() -> None:
     assert "```python\n>>> half(4)\n2\n```" in page
 
 
+def test_tables_in_docstrings_become_lists_and_drawings_stay_as_they_are() -> None:
+    text = """Said.
+    Parts:
+        one     the first
+        a.b     the :math:`x` second
+    A tree.
+
+        root
+        └── leaf   a leaf
+    """
+    page = api.markdown_of(text)
+    assert "\nParts:\n\n- `one`: the first\n- `a.b`: the $x$ second\n" in page
+    assert "```text\nroot\n└── leaf   a leaf\n```" in page
+    for name in api.MODULES:
+        opening = api.markdown_of(parse(importlib.import_module(name).__doc__).text)
+        assert not re.search(r"^ {4}", re.sub(r"```.*?```", "", opening, flags=re.DOTALL), re.MULTILINE), name
+
+
 def test_the_command_writes_a_site_and_replaces_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = build(written(tmp_path), modules=())
     monkeypatch.setattr("docs.site.__main__.build", lambda root: small)
@@ -309,7 +426,7 @@ def test_the_command_writes_a_site_and_replaces_an_older_one(tmp_path: Path, mon
     assert main(["--out", str(out)]) == 0
     (out / "old.html").write_text("old")
     assert main(["--out", str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "two.html"]
+    assert sorted(path.name for path in out.iterdir()) == ["index.html", "search.html", "two.html"]
     (out / "index.html").unlink()
     assert main(["--out", str(out)]) == 1 and (out / "two.html").exists(), "it removes nothing but sites"
     assert main(["--out", str(out / "two.html")]) == 1 and (out / "two.html").is_file()

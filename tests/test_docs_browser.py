@@ -52,6 +52,22 @@ def test_the_contents_are_beside_the_text_or_on_a_phone_below_it(browser: Any, f
     assert contents["y"] >= text["y"] + text["height"]
 
 
+def test_the_search_finds_a_part_of_a_page_and_leads_there(browser: Any, folder: Path) -> None:  # noqa: F811
+    visit = Visit(browser, folder / "methods" / "exact.html")
+    visit.page.fill("header input", "key value cache")
+    visit.page.keyboard.press("Enter")
+    visit.page.wait_for_url("**/search.html?q=key+value+cache")
+    assert visit.page.inner_text("#found").endswith("places") and visit.page.locator("#results li").count() > 3
+    visit.page.fill("main input", "extra logit")
+    assert (
+        visit.page.inner_text("#results li >> nth=0 >> a") == "Decoding from a cache: Several queries, windows, sinks"
+    )
+    visit.page.click("#results a >> nth=0")
+    assert visit.page.url.endswith("decoding.html#several-queries-windows-sinks")
+    visit.page.goto((folder / "search.html").as_uri() + "?q=nosuchword")
+    assert visit.page.inner_text("#found") == "Nothing was found." and visit.complaints == []
+
+
 def test_links_and_keys_lead_from_page_to_page(browser: Any, folder: Path) -> None:  # noqa: F811
     visit = Visit(browser, folder / "index.html")
     visit.page.click("nav >> text=low_rank")

@@ -41,8 +41,6 @@ NOT_MEASURED = {
     "docs/lab.md": ["at most 32 MiB", "64 KiB, which", "at most 64 KiB.", "at most 5 s,", "than 35 ms to"],
     "docs/profile.md": ["have 90%, 99% and 99.9% of the mass"],
     "docs/ranks.md": [
-        "a page of 2 kB.",
-        "the page of 2 kB by which",
         "13 kB a row, 20 kB if",
         "A rank sends 20 kB a row for it, and 2 kB more",
     ],

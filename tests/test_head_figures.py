@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.bench.workloads import workload
 from avow.core import Problem
 from avow.integrations.transformers.profiling import HeadFigures, head_figures, sampled_rows, tokens_for
 
 
 def figures(problem: Problem, rows: int = 64) -> HeadFigures:
-    (found,) = head_figures(problem, rows)
+    ((found, _),) = head_figures(problem, rows)
     return found
 
 
@@ -24,28 +23,44 @@ def biased(bias: Tensor) -> Problem:
     return Problem.of(torch.zeros(1, 1, n, 8), torch.zeros(1, 1, s, 8), torch.ones(1, 1, s, 8), mask=bias)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["copying", "averaging", "diffuse"])
-def test_drawn_heads_are_of_the_kind_they_were_drawn_as(kind: str, causal: bool) -> None:
-    load = workload(kind, heads=1, length=512, dim=32, causal=causal)
-    assert figures(load.problem).kind == kind
+def test_the_kind_is_that_of_the_sampled_rows_at_their_positions() -> None:
+    distance = torch.arange(512)[:, None] - torch.arange(512)
+    assert figures(biased(-distance.abs() / 6.0)).kind == "local"
+    assert figures(biased(-distance.abs() / 60.0)).kind == "wide"
+    assert figures(biased(60.0 * (distance == 1))).kind == "previous"
+    assert figures(biased(60.0 * (torch.arange(512) == 0).expand(512, -1))).kind == "resting"
 
 
-def test_a_head_that_looks_around_itself_is_local_until_it_looks_further() -> None:
-    distance = (torch.arange(512)[:, None] - torch.arange(512)).abs().float()
-    near = figures(biased(-distance / 6))
-    assert near.kind == "local" and near.local is not None and near.local > 0.5 > near.top
-    assert figures(biased(-distance / 30)).kind == "averaging"
+@pytest.mark.parametrize(("after", "kind"), [(1, "induction"), (0, "same")])
+def test_the_ids_of_the_text_tell_heads_that_look_for_words(after: int, kind: str) -> None:
+    ids = torch.arange(300) % 60
+    sought = (ids[:, None] == ids.roll(after)) & (torch.arange(300)[:, None] > torch.arange(300))
+    problem = biased(60.0 * sought)
+    ((found, _),) = head_figures(problem, 64, ids)
+    assert found.kind == kind
+    ((found, _),) = head_figures(problem, 64, ids[:-1])
+    assert found.kind == "wide", "ids of another text are not used"
 
 
-def test_in_a_short_text_nothing_is_far_and_so_nothing_is_local() -> None:
-    short = figures(biased(-(torch.arange(64)[:, None] - torch.arange(64)).abs().float() / 6))
-    assert short.local is None and short.kind != "local"
+def test_of_each_part_of_a_text_the_row_is_kept_that_reads_most() -> None:
+    bias = torch.zeros(160, 160)
+    bias[:, 0] = 9.0
+    bias[50, 20], bias[150, 30], bias[151, 31] = 9.0, 9.0, 5.0
+    ((_, readings),) = head_figures(biased(bias), 160)
+    assert len(readings) == 8 and [row.position // 20 for row in readings] == list(range(8))
+    assert readings[2].position == 50 and {j for j, _ in readings[2].tokens} == {0, 20}
+    assert readings[7].position == 150, "and not 151, which reads less"
+    assert all(0.01 <= mass <= 1 for row in readings for _, mass in row.tokens)
+
+
+def test_queries_of_another_text_have_no_positions() -> None:
+    nearest = torch.arange(40)[:, None] - torch.arange(512)
+    assert figures(biased(60.0 * (nearest == 1))).kind == "wide"
 
 
 def test_a_flat_head_has_the_figures_of_the_uniform_distribution() -> None:
     flat = figures(biased(torch.zeros(100, 100)))
-    assert flat.kind == "diffuse"
+    assert flat.kind == "wide"
     assert flat.entropy == pytest.approx(math.log(100))
     assert flat.tokens == (90, 99, 100) and flat.seen == 100
     assert flat.effective_rank == pytest.approx(1, abs=1e-3) and flat.flatness == pytest.approx(1)
@@ -54,7 +69,7 @@ def test_a_flat_head_has_the_figures_of_the_uniform_distribution() -> None:
 
 def test_a_head_that_copies_each_its_own_has_one_token_and_full_rank() -> None:
     own = figures(biased(torch.eye(40) * 60))
-    assert own.kind == "copying" and own.tokens == (1, 1, 1)
+    assert own.top > 0.999 and own.tokens == (1, 1, 1)
     assert own.effective_rank == pytest.approx(40) and own.spread == 60 and own.entropy < 1e-9
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from typing import Any
 
 import pytest
@@ -198,9 +197,7 @@ def test_figures_follow_a_slider_that_is_held(visit: Opener, path: str, slider: 
         before = found.page.evaluate(DRAWN)
         found.page.keyboard.press("ArrowRight")
         found.page.wait_for_function(f"before => ({DRAWN})() !== before", arg=before)
-    assert re.match("preview|≈ ", found.page.inner_text("#mark"))
-    drawn = found.page.evaluate("performance.getEntriesByName('avow:figure').map(one => one.duration)")
-    assert statistics.median(drawn) < 35, "drawing takes a small part of the time between two moves"
+    assert found.page.inner_text("#mark").startswith(("preview", "≈"))
 
 
 STATES = [
@@ -248,6 +245,23 @@ def test_a_phone_need_not_scroll_sideways_and_the_dark_is_dark(visit: Opener, la
         colour = phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) < 64
         assert phone.page.evaluate("document.getAnimations().length") == 0
+
+
+def test_forced_colours_leave_the_bars_and_what_is_chosen_to_be_seen(visit: Opener) -> None:
+    found = visit("explorer", forced_colors="active")
+    found.judged("kept")
+    colours = "one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]"
+    ink, ground = found.page.eval_on_selector(".presets [aria-pressed=true]", colours)
+    assert (
+        ink != ground
+        and found.page.eval_on_selector(
+            ".presets [aria-pressed=true]", "one => getComputedStyle(one).forcedColorAdjust"
+        )
+        == "none"
+    ), "no plate hides its words"
+    bar = found.page.eval_on_selector("#weights span.wanted", "one => getComputedStyle(one).backgroundColor")
+    assert bar != found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert found.page.eval_on_selector("#weights span", "one => getComputedStyle(one).printColorAdjust") == "exact"
 
 
 def test_paper_is_white_and_says_where_the_controls_stand(visit: Opener) -> None:

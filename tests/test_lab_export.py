@@ -79,7 +79,7 @@ def test_what_a_page_answers_without_a_server_is_in_it_and_ends_nothing() -> Non
 
 
 def test_the_stories_stand_beside_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "stories", lambda: [{"name": "tale", "title": "A tale", "about": "nothing"}])
+    monkeypatch.setattr(export, "story_names", lambda: ["tale"])
     monkeypatch.setattr(export, "story_script", {"tale": "window.told = true;"}.get)
     assert exported_files(TRIALS)["stories/tale.js"] == "window.told = true;"
 
@@ -93,6 +93,14 @@ def test_a_copy_on_a_disk_leads_from_page_to_page_without_a_server(browser: Any,
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto((tmp_path / "copy" / "index.html").as_uri())
+    # The first page works as it does with a server: a story, and a slider that lets words go.
+    page.wait_for_selector("#text .word")
+    before = page.inner_text("#sentence")
+    page.focus("#tolerance")
+    page.keyboard.press("End")
+    page.wait_for_function("before => document.getElementById('sentence').textContent !== before", arg=before)
+    page.click("[data-story] >> nth=1")
+    page.wait_for_selector("[data-story][aria-pressed=true] >> nth=0")
     ways = [*row(PACKAGE, exported=True), *workshop(PACKAGE, exported=True)]
     for here, following in zip(ways, [*ways[1:], ways[0]], strict=True):
         assert page.url.partition("?")[0].endswith(f"/copy/{here.address}")
@@ -100,6 +108,8 @@ def test_a_copy_on_a_disk_leads_from_page_to_page_without_a_server(browser: Any,
         own = all_pages(PACKAGE).get(here.name)
         if own is not None and own.static is None:
             assert "avow lab" in page.inner_text(".needs pre")
+        elif here.name == "claims":
+            assert page.locator("#ledger li").count() > 20
         page.click(".following a")
         page.wait_for_url(f"**/{following.address}*")
     assert complaints == [] and [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -90,7 +90,7 @@ def test_a_control_that_moves_would_be_noticed(visit: Opener) -> None:
 def test_a_small_window_shows_the_first_control_and_the_figure(visit: Opener, name: str) -> None:
     found = visit(name, viewport={"width": 1366, "height": 650})
     found.settled()
-    figures = "[data-picture], #stage, .picture .figure, .figure"
+    figures = "[data-picture], #stage, .picture .figure"
     for what in ("main :is(input:not([type=file]), [role=slider])", figures):
         seen = [one.bounding_box() for one in found.page.locator(what).all() if one.is_visible()]
         if seen:

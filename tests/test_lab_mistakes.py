@@ -58,7 +58,7 @@ BROKEN = [
     ("explorer?show=foo", "main", "show='foo' must be one of copy, average, noise, route; "),
     ("bench?method=foo", "[data-name=method]", "method='foo' must be one of random_features, low_rank, sparse; "),
     ("claims?seed=-1", "[data-name=seed]", "seed=-1 must be from 0 to 99; "),
-    ("claims?variant=no&hunt=true", "main", "variant='no' is not a variant of relu-linear-a; one of 'as stated'"),
+    ("claims?variant=no&hunt=true", "main", "variant='no' is not a variant of copy-possible; one of 'as stated'"),
     ("dynamics?beta=1", "[data-name=beta]", "beta=1 must be from 0 to 0.99; "),
     ("runs?log=maybe", "main", "log='maybe' must be True or False; "),
     ("runs?run=gone", "main", "run='gone' is not one of the runs that are here; choose one from the list"),
@@ -141,6 +141,7 @@ def test_every_page_says_that_the_lab_has_ended(clumsy: Any) -> None:
             one.page.wait_for_selector("#facts dd")
     found["explorer"].page.focus("#eps")
     found["explorer"].page.keyboard.press("ArrowRight")
+    found["claims"].page.click("#ledger li:first-child a")
     found["bench"].page.set_input_files("#file", [{"name": "a.safetensors", "mimeType": "", "buffer": b"a"}])
     for one in found.values():  # the others ask by themselves
         told(one, "main", "the lab ")

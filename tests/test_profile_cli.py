@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 
 import avow
 from avow.cli import app
+from avow.integrations.transformers import profiling
+from avow.integrations.transformers.head_kinds import KINDS
 from avow.integrations.transformers.model_files import load_model
 from tests.helpers.model_folders import LLAMA, TEXT, long_model, saved
 
@@ -56,10 +59,14 @@ def test_a_profile_gives_a_page_a_plan_and_one_json_document_and_its_plan_is_ver
     assert document["model"] == "tiny" and document["tokens"] == 160
     assert list(document["layers"]) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     head = document["layers"]["model.layers.1.self_attn"][3]
-    assert head["kind"] in ("copying", "local", "averaging", "diffuse") and len(head["tokens"]) == 3
+    assert head["kind"] in KINDS and len(head["tokens"]) == 3
+    assert len(head["readings"]) == 8 and document["unmeasured"] == []
     assert head["within_tolerance"]["sparse"]["bound"] <= 0.01
     assert done.stderr.endswith("wrote out/profile.html\nwrote out/plan.json\n")
-    assert "[1/2] model.layers.0.self_attn" in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "[1/3] model.layers.0.self_attn", "nothing is known of the time left"
+    assert re.fullmatch(r"\[2/3\] model.layers.1.self_attn · \d+:\d\d left", lines[1])
+    assert re.fullmatch(r"\[3/3\] the cost of a new token · \d+:\d\d left", lines[2])
     model = transformers.LlamaForCausalLM.from_pretrained(folder)
     avow.apply(model, "out/plan.json")
 
@@ -75,10 +82,41 @@ def test_a_profile_gives_a_page_a_plan_and_one_json_document_and_its_plan_is_ver
 
 def test_the_table_is_for_people_and_fits_eighty_columns(folder: Path) -> None:
     shown = run("profile", folder, "--tokens", "100").stdout
-    assert all(word in shown for word in ("copying", "averaging", "sparse", "low_rank", "random_features", "of 8"))
+    assert all(word in shown for word in ("resting", "induction", "sparse", "low_rank", "random_features", "of 8"))
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
     page = Path("out/profile.html").read_text()
     assert page.startswith("<!doctype html>") and "Every figure of every head" in page
+    heads = json.loads(page.partition('id="heads">')[2].partition("</script>")[0])
+    assert heads["words"] == list(TEXT[:100]), "the page has the text's words"
+
+
+@pytest.mark.parametrize("when", ["layer", "speed"])
+def test_an_interrupted_run_reports_and_writes_what_it_has(
+    folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    if when == "speed":
+        monkeypatch.setattr("avow.integrations.transformers.model_plan.decoding_speed", interrupt)
+    else:
+        measure = profiling._heads
+        calls = iter([measure, interrupt])
+        monkeypatch.setattr(profiling, "_heads", lambda *given: next(calls)(*given))
+    done = run("profile", folder, "--tokens", "100", code=130)
+    last = done.stderr.splitlines()[-1]
+    plan = avow.integrations.transformers.ModelPlan.from_json(Path("out/plan.json").read_text())
+    page = Path("out/profile.html").read_text()
+    assert list(plan.layers) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    avow.apply(transformers.LlamaForCausalLM.from_pretrained(folder), plan)
+    if when == "speed":
+        assert last == "avow: interrupted after all layers, before the cost of a new token was measured"
+        assert "of 8" in done.stdout and "was interrupted" not in page
+        return
+    assert last == "avow: interrupted after 1 of 2 layers; the others are exact in the plan"
+    assert "tiny, 1 of 2 layers: " in done.stdout and "of 4" in done.stdout
+    assert "The run was interrupted." in page
+    assert all(setting.method == "exact" for setting in plan.layers["model.layers.1.self_attn"])
 
 
 def test_an_installed_package_is_found_and_none_of_its_code_is_run(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +15,10 @@ from torch import Tensor
 import avow
 from avow.core import Certificate, Problem
 from avow.errors import ParameterError
-from avow.integrations.transformers import Profile, disable, enable, profile
+from avow.integrations.transformers import Profile, disable, enable, profile, profiling
 from avow.integrations.transformers.enabling import layers, replaceable, softmax_methods
 from avow.integrations.transformers.forward import watching
-from avow.integrations.transformers.profiling import Head, Offer
+from avow.integrations.transformers.profiling import Head, Offer, ProfileInterrupted
 from tests.helpers.model_folders import LLAMA, long_model
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
@@ -81,6 +83,49 @@ def test_no_layer_is_held_while_the_next_one_is_measured(holds: bool) -> None:
         profile(long_model(num_hidden_layers=4), ids(50))
     assert keepers.seen == 4
     assert (keepers.alive > 0) == holds, "the check itself sees layers that someone holds"
+
+
+def test_an_interrupted_profile_is_of_the_layers_measured_so_far() -> None:
+    model = long_model(num_hidden_layers=4)
+
+    def stop(at: int) -> Callable[[str], None]:
+        def tell(layer: str) -> None:
+            if layer == f"model.layers.{at}.self_attn":
+                raise KeyboardInterrupt
+
+        return tell
+
+    with pytest.warns(ProfileInterrupted, match="interrupted after 2 of 4 layers"):
+        found = profile(model, ids(40), tell=stop(2))
+    assert list(found.layers) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert found.unmeasured == ("model.layers.2.self_attn", "model.layers.3.self_attn")
+    assert model.config._attn_implementation == "sdpa", "the model is as it was"
+    assert list(found.plan.layers) == list(replaceable(model))
+    assert {setting.method for name in found.unmeasured for setting in found.plan.layers[name]} == {"exact"}
+    assert profile(model, ids(40)).unmeasured == ()
+    with pytest.raises(KeyboardInterrupt):
+        profile(model, ids(40), tell=stop(0))  # there is nothing to keep
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_threads_are_as_they_were_afterwards(stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+
+    def kind(*given: Any) -> str:
+        seen.append(torch.get_num_threads())
+        if stops:
+            raise KeyboardInterrupt
+        return "wide"
+
+    monkeypatch.setattr(profiling, "head_kind", kind)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            profile(long_model(num_hidden_layers=1), ids(40))
+        assert set(seen) == {1}, "small operations are measured in one thread"
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def offer(method: str, bound: float | None, predicted: float, measured: float | None = None) -> Offer:

@@ -14,7 +14,7 @@ import avow
 from avow.report.claims import claims_page
 from avow.report.compare import page
 from avow.report.knowledge import ModelAnswers, evaluation_page
-from avow.report.page import DOCUMENTATION, asset, document
+from avow.report.page import DOCUMENTATION, asset, document, render
 from avow.report.profile import profile_page
 from tests.test_browser import Visit, browser  # noqa: F401  # a fixture
 from tests.test_claims_page import sample as findings
@@ -56,8 +56,13 @@ LARGEST = 600_000
 def test_every_report_is_small(reports: dict[str, str]) -> None:
     sizes = {name: len(html.encode()) for name, html in reports.items()}
     assert max(sizes.values()) <= LARGEST, sizes
-    script = len(asset("chart.js").encode())
-    assert script < 40_000, "figures cost a page little more than their numbers"
+    assert len(asset("chart.js").encode()) < 40_000, "figures cost a page little more than their numbers"
+
+
+def test_numbers_of_figures_are_written_with_few_digits() -> None:
+    figure = {"title": "", "traces": [{"x": [1 / 3, 2e-9 / 7], "y": [None, 5]}]}
+    written = render("page.html", {"a": figure}, title="", body="", style="")
+    assert '"traces":[{"x":[0.333333,2.85714e-10],"y":[null,5]}]' in written
 
 
 def test_every_report_says_when_it_was_made_by_which_version_and_where_the_documents_are(

@@ -28,6 +28,7 @@ PUBLIC = {
     "audit",
     "features_needed",
     "plan",
+    "look",
     "plan_decode",
     "record",
     "scaled_dot_product_attention",

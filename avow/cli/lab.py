@@ -21,6 +21,9 @@ def lab(
     ] = None,
     show: Annotated[bool, option("Open the page in the browser.", "--open/--no-open")] = True,
     runs: Annotated[Path, option("Folder whose training runs are shown.")] = Path("out"),
+    claims: Annotated[
+        Path | None, option("Your own Python file of claims, shown too; it is run: read it first.")
+    ] = None,
     model: Annotated[
         str,
         option(
@@ -46,9 +49,10 @@ def lab(
         return
     from avow.lab.server import USUAL_PORT, bound, bound_to_usual, server
 
-    # Worker processes inherit these; a page never names a folder or a model.
+    # Worker processes inherit these; a page never names a folder, a file or a model.
     os.environ["AVOW_LAB_RUNS"] = str(runs)
     os.environ["AVOW_LAB_MODEL"] = model
+    os.environ["AVOW_LAB_CLAIMS"] = _checked(claims) if claims else ""
 
     def ready(address: str) -> None:
         typer.echo(json.dumps({"address": address}) if as_json else f"avow lab is at {address} (Ctrl-C ends it)")
@@ -62,3 +66,11 @@ def lab(
                 f"avow: port {USUAL_PORT} is taken, so links from another day do not open; using a free one", err=True
             )
         server(listening, secrets.token_urlsafe(32), ready).run(sockets=[listening])
+
+
+def _checked(claims: Path) -> str:
+    """Where a file of claims is; one that cannot be loaded is refused before the lab starts."""
+    from avow.theory.claims import claims_in
+
+    claims_in(claims)
+    return str(claims.resolve())

@@ -5,6 +5,7 @@ plan that follows does to the model's predictions.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,16 +40,18 @@ def profile(
 ) -> None:
     """What each head of a model does with a text, and a plan.
 
-    The plan says what each method could save within a tolerance; avow.apply and avow verify take it.
+    The plan says what each method could save within a tolerance; avow.apply and avow verify take it. Ctrl-C ends the
+    run early: what was measured until then is reported and written.
     """
     from avow import file_io
     from avow.bench.clock import machine
     from avow.integrations.transformers.enabling import replaceable
-    from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
+    from avow.integrations.transformers.model_files import load_model, read_text, tokens_of, words_of
     from avow.integrations.transformers.model_plan import decoding_speed
+    from avow.integrations.transformers.profiling import ProfileInterrupted
     from avow.integrations.transformers.profiling import profile as measure
     from avow.report.charts import columns
-    from avow.report.profile import headline, kinds_table, methods_table, profile_page, speed_table
+    from avow.report.profile import kinds_table, methods_table, profile_page, speed_table
     from avow.report.terminal import bold, progress
 
     html = report_file(html, Path("out/profile.html"))
@@ -56,18 +59,32 @@ def profile(
     with use_threads(threads):
         loaded = load_model(model)
         ids = tokens_of(loaded, words, tokens)
-        with progress(len(replaceable(loaded.model))) as tell:
-            result = measure(loaded.model, ids, tol, budget, loaded.name, tell)
-        if loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder:
-            result = dataclasses.replace(result, speed=decoding_speed(loaded.model, result.plan, ids))
+        decoder = loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder
+        stopped = ""
+        with progress(len(replaceable(loaded.model)) + decoder, alike=True) as tell:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ProfileInterrupted)  # said below
+                result = measure(loaded.model, ids, tol, budget, loaded.name, tell)
+            if result.unmeasured:
+                measured = len(result.layers)
+                stopped = f"{measured} of {measured + len(result.unmeasured)} layers; the others are exact in the plan"
+            elif decoder:
+                tell("the cost of a new token")
+                try:
+                    result = dataclasses.replace(result, speed=decoding_speed(loaded.model, result.plan, ids))
+                except KeyboardInterrupt:
+                    stopped = "all layers, before the cost of a new token was measured"
         if html:
-            file_io.write(html, profile_page(result, command(), machine()))
+            file_io.write(html, profile_page(result, command(), machine(), words_of(loaded, ids)))
     file_io.write(plan, result.plan.to_json())
     tables = [kinds_table(result), methods_table(result)]
     if result.speed is not None:
         tables.append(speed_table(result.speed))
     parts = [part for table in tables for part in (columns(table), "")]
-    present(as_json, plain(result), *parts, bold(headline(result)), written=written, reported=html is not None)
+    present(as_json, plain(result), *parts, bold(result.headline), written=written, reported=html is not None)
+    if stopped:
+        typer.echo(f"avow: interrupted after {stopped}", err=True)
+        raise typer.Exit(130)
 
 
 def verify(
@@ -116,11 +133,12 @@ def plain(profile: Profile) -> dict[str, Any]:
                 "within_budget": {x: as_dict(head.within_budget(x, profile.budget)) for x in head.methods},
                 "within_tolerance": {x: as_dict(head.within_tolerance(x, profile.tol)) for x in head.methods},
                 "chosen": as_dict(head.chosen(profile.tol, profile.budget)),
+                "readings": [dataclasses.asdict(reading) for reading in head.readings],
             }
             for head in heads
         ]
         for name, heads in profile.layers.items()
     }
-    names = ("model", "fingerprint", "tokens", "tol", "budget", "seconds", "share")
+    names = ("model", "fingerprint", "tokens", "tol", "budget", "seconds", "share", "unmeasured")
     speed = None if profile.speed is None else dataclasses.asdict(profile.speed) | {"verdict": profile.speed.verdict}
     return {name: getattr(profile, name) for name in names} | {"speed": speed, "layers": layers}

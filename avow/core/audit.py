@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from avow.core import Certificate, Method, Norms, Problem
+from avow.core import Certificate, Method, Norms, Problem, notebook
 from avow.core.requirement import random_stream
 from avow.errors import ParameterError
 from avow.numerics import rounding
@@ -54,11 +54,24 @@ class Audit:
         return f"Audit(rows={self.errors.numel()}, certificate={self.certificate!r})"
 
     def __str__(self) -> str:
-        units = (self.errors, self.relative_errors, self.absolute_errors)
-        worst, own, plain = (float(x.amax()) if x.numel() else 0.0 for x in units)
+        largest = ", ".join(f"{error:.2e} {unit}" for unit, error in self._largest().items())
+        return f"{self._recomputed}: largest errors {largest}\n{self.certificate}"
+
+    def _repr_html_(self) -> str:
+        errors = [(f"largest error, {unit}", f"{error:.2e}") for unit, error in self._largest().items()]
+        promise = self.certificate.kind != "none"
+        return notebook.card(self._recomputed, notebook.facts(errors), self.certificate._repr_html_(), promise=promise)
+
+    @property
+    def _recomputed(self) -> str:
         every = "all " if self.certificate.coverage == 1 else ""
-        largest = f"{worst:.2e} of the longest value, {own:.2e} of the answer, {plain:.2e} absolute"
-        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {largest}\n{self.certificate}"
+        return f"{every}{self.errors.numel()} rows recomputed in float64"
+
+    def _largest(self) -> dict[str, float]:
+        """The largest error in each unit."""
+        units = ("of the longest value", "of the answer", "absolute")
+        errors = (self.errors, self.relative_errors, self.absolute_errors)
+        return {unit: float(x.amax()) if x.numel() else 0.0 for unit, x in zip(units, errors, strict=True)}
 
 
 def rows_needed(coverage: float, confidence: float) -> int:

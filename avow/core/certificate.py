@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from avow.core import notebook
 from avow.core.schema import json_schema
 from avow.errors import InputError, ParameterError, ShapeError, value_text
 from avow.parameters import as_float
@@ -97,8 +98,8 @@ class Certificate:
     Attributes:
         method: name of the method that gave the answer.
         parameters: the parameters it ran with.
-        target: the mechanism :math:`o^*` that the answer is compared with. Only if this is "softmax attention" is the
-            answer close to what PyTorch's SDPA computes; `separable` and `latent` are mechanisms of their own.
+        target: the mechanism that the answer is compared with. Only if this is "softmax attention" is the answer close
+            to what PyTorch's SDPA computes; `separable` and `latent` are mechanisms of their own.
         kind: what is promised: `deterministic` (every row, always), `statistical` (each row, with probability
             `confidence`), `sampled` (a share `coverage` of the rows, with probability `confidence`) or `none`.
         bound: the largest of `rows`.
@@ -274,9 +275,16 @@ class Certificate:
         return f"<Certificate by {self.method}: {str(self).partition(chr(10))[0]}>"
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        return "\n".join([self._sentence, *(f"  {name:9}{text}" for name, text in self._facts)])
+
+    def _repr_html_(self) -> str:
+        return notebook.card(self._sentence, notebook.facts(self._facts), promise=self.kind != "none")
+
+    @property
+    def _sentence(self) -> str:
+        """What is promised, of what, and in which unit."""
         share = f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within"
-        sentence = {
+        start = {
             "deterministic": "every row is within",
             "statistical": f"each row, with probability {self.confidence:g}, is within",
             "sampled": share if min(self.coverage, self.confidence) < 1 else "every row is within",
@@ -287,15 +295,22 @@ class Certificate:
         units = f"relative to the longest value ({proved})"
         # Whoever asked for a tolerance may have had softmax attention in mind.
         target = self.target if self.target == SOFTMAX else f"{self.target}, which is not {SOFTMAX}"
-        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {target}, {units}"
-        lines = [f"{sentence} {what}", f"  method   {self.method}" + (f" ({settings})" if settings else "")]
-        lines.append(f"  kind     {self.kind}, rounding {'included' if self.rounding else 'not included'}")
+        return f"{start} {self.reason if self.kind == 'none' else f'{self.bound:.2e} of {target}, {units}'}"
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
+        """The method, the kind, the reason, what is assumed and the cost, each with its name."""
+        settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        rounding = "included" if self.rounding else "not included"
+        lines = [("method", self.method + (f" ({settings})" if settings else ""))]
+        lines.append(("kind", f"{self.kind}, rounding {rounding}"))
         if self.reason and self.kind != "none":
-            lines.append(f"  because  {self.reason}")
-        lines += [f"  assumes  {sentence}" for sentence in self.assumptions]
+            lines.append(("because", self.reason))
+        lines += [("assumes", assumption) for assumption in self.assumptions]
         if self.cost is not None:
-            lines.append(f"  cost     {self.cost.flops:.3g} flops, {self.cost.peak_bytes / 2**20:.1f} MiB at the peak")
-        return "\n".join(lines)
+            flops, peak = f"{self.cost.flops:.3g} flops", f"{self.cost.peak_bytes / 2**20:.1f} MiB at the peak"
+            lines.append(("cost", f"{flops}, {peak}"))
+        return lines
 
 
 class LazyCertificate(Certificate):

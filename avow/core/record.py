@@ -39,14 +39,17 @@ class Recorded(NamedTuple):
 
 
 class Record(list[Recorded]):
-    """The certificates of every answer, in the order in which they were given; prints as a table of layers."""
+    """The certificates of every answer, in the order in which they were given; prints as a table of layers.
+
+    Attributes:
+        threads: how many of the answers were given in other threads, by the names of those.
+        unattributed: answers of other threads, given while records were open in several: they may have been this one's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.threads: dict[str, int] = {}
-        """How many of the answers were given in other threads, by the names of those."""
         self.unattributed = 0
-        """Answers of other threads, given while records were open in several: they may have been this one's."""
 
     @property
     def bound(self) -> float:

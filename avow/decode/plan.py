@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Problem, Sizes, check_dtype, dtype_name
+from avow.core import Problem, Sizes, check_dtype, dtype_name, notebook
 from avow.core.schema import json_schema
 from avow.decode.key_value_cache import KeyValueCache
 from avow.decode.step_rates import StepRates, share_read, shortest, step_rates
@@ -205,18 +205,36 @@ class DecodePlan:
         return json_schema(DecodePlanDocument, SCHEMA)
 
     def __str__(self) -> str:
-        z, sdpa, sparse = self.sizes, self.sdpa_seconds, self.sparse_seconds
-        lines = [
-            f"a step over {z.keys:,} tokens, {z.heads} heads on {z.key_heads}, dimension {z.dim}, "
-            f"{dtype_name(z.dtype)}, batch {z.batch}, on {z.device} ({self.rates.source})",
-            f"exact   {1e3 * self.exact_seconds:10.3g} ms {self.exact_bytes / 2**20:10.1f} MiB",
-            f"sparse  {self.why_not_sparse}"
-            if sparse is None
-            else f"sparse  {1e3 * sparse:10.3g} ms {self.sparse_bytes / 2**20:10.1f} MiB, reads {self.kept:.1%}",
-        ]
-        if sdpa is not None:
-            lines.append(f"SDPA    {1e3 * sdpa:10.3g} ms {self.token_bytes / 2**20:10.1f} MiB")
+        lines = [self._step]
+        for name, seconds, size, note in self._rows():
+            times = note if seconds is None else f"{1e3 * seconds:10.3g} ms {size / 2**20:10.1f} MiB"
+            lines.append(f"{name:8}{times}" + (f", {note}" if note and seconds is not None else ""))
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, "–" if seconds is None else f"{1e3 * seconds:.3g}", f"{size / 2**20:.1f}", note)
+            for name, seconds, size, note in self._rows()
+        ]
+        marked = [row[0] for row in rows].index(self.chosen)
+        table = notebook.table(("step", "ms", "MiB", ""), rows, marked)
+        return notebook.card(f"{self.chosen} is faster: {self._step}", table)
+
+    @property
+    def _step(self) -> str:
+        z = self.sizes
+        heads = f"{z.heads} heads on {z.key_heads}, dimension {z.dim}"
+        kind = f"{dtype_name(z.dtype)}, batch {z.batch}, on {z.device}"
+        return f"a step over {z.keys:,} tokens, {heads}, {kind} ({self.rates.source})"
+
+    def _rows(self) -> list[tuple[str, float | None, int, str]]:
+        """Of each way to take a step: its name, seconds, bytes, and what else there is to say."""
+        reads = self.why_not_sparse or f"reads {self.kept:.1%}"
+        rows: list[tuple[str, float | None, int, str]] = [
+            ("exact", self.exact_seconds, self.exact_bytes, ""),
+            ("sparse", self.sparse_seconds, self.sparse_bytes, reads),
+        ]
+        return rows if self.sdpa_seconds is None else [*rows, ("SDPA", self.sdpa_seconds, self.token_bytes, "")]
 
 
 @declared()

@@ -15,6 +15,7 @@ from typing import Any, Self, TypedDict, Unpack
 import jinja2
 
 from avow.errors import AvowError, ParameterError, value_text
+from avow.lab.scenes import claims_about
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
 from avow.report.page import environment
 from avow.theory.claims.claim import as_json
@@ -72,7 +73,10 @@ class Words:
 def templates(package: str = PACKAGE) -> jinja2.Environment:
     """The lab's templates, and those that stand beside the pages of a package; what goes into HTML is escaped."""
     folders = [str(Path(__file__).parent / "templates"), *importlib.import_module(package).__path__]
-    return environment(jinja2.FileSystemLoader(folders), autoescape=jinja2.select_autoescape(("html",), default=False))
+    escape = jinja2.select_autoescape(("html",), default=False)
+    made = environment(jinja2.FileSystemLoader(folders), autoescape=escape)
+    made.globals["claims_about"] = claims_about
+    return made
 
 
 class Form(TypedDict, total=False):

@@ -75,6 +75,7 @@ def render(
         "exported": exported,
         "static": static_files(),
         "stories": stories(),
+        "story": None,
         "controls": page.inputs.controls() if page else {},
     }
     alone = exported and page is not None and page.static is None
@@ -85,6 +86,17 @@ def render(
     # A page without a template of its own has no picture.
     template = templates(package).select_template(["needs_python.html"] if alone else [f"{name}.html", "page.html"])
     return template.render(given)
+
+
+def render_alone(name: str, story: Mapping[str, str], script: str) -> str:
+    """The HTML of a page by itself, with one story, whose script is in it."""
+    page = all_pages()[name]
+    place = Place(name, page.label, page.title, page.summary, "#main")
+    given: dict[str, Any] = {"page": page, "place": place, "row": [place], "stories": [story], "static": static_files()}
+    given |= {"following": None, "data": None}
+    code = bundle(static_files(), ["share.js", f"{name}.js"])
+    given |= {"exported": True, "style": _style, "bundle": Markup(code), "story": Markup(script.replace("</", "<\\/"))}
+    return templates().get_template(f"{name}.html").render(given)
 
 
 @functools.cache

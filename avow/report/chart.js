@@ -363,7 +363,8 @@ function beside(spots, {left, right, top, bottom}, ink) {
         !taken.some(other => a < other[2] && other[0] < c && b < other[3] && other[1] < d));
     if (!free) continue;
     taken.push(free);
-    parts.push(text(label, free[0], free[1] + 10, ink.soft, `class="label" font-size="${SMALL}"`));
+    const halo = `paint-order="stroke" stroke="${ink.page}" stroke-width="3"`;
+    parts.push(text(label, free[0], free[1] + 10, ink.soft, `class="label" font-size="${SMALL}" ${halo}`));
   }
   return parts.join("");
 }

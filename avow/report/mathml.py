@@ -43,6 +43,7 @@ def _read(latex: str) -> ElementTree.Element | None:
         root: ElementTree.Element = convert_to_element(latex)
     except Exception:  # its errors share no base but this; whatever is wrong, the reader gets the source
         return None
+    root.attrib.clear()  # a namespace and the display that HTML takes for granted
     _fix(root)
     # A command it does not know comes through as its name.
     unknown = any(re.search(r"\\[A-Za-z]", node.text or "") for node in root.iter())

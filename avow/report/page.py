@@ -27,7 +27,16 @@ _FORMATS = (between, count, listed, number, ratio, seconds, shape)
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A whole page. Each figure, as `charts.figure` describes it, is drawn in the page's element of that id."""
     made = {"date": datetime.date.today().isoformat(), "version": avow.__version__, "documentation": DOCUMENTATION}
-    return _templates().get_template(template).render(figures=figures, **made, **values)
+    return _templates().get_template(template).render(figures=_rounded(figures), **made, **values)
+
+
+def _rounded(value: Any) -> Any:
+    """The same with six digits in every number, more than a figure shows: they are most of its size."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value
 
 
 def document(title: str, body: str, style: str = "") -> str:
@@ -64,5 +73,5 @@ def environment(loader: BaseLoader, **options: Any) -> Environment:
 def _templates() -> Environment:
     templates = environment(PackageLoader("avow.report"), autoescape=True, keep_trailing_newline=True)
     templates.globals["asset"] = asset
-    templates.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return templates

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from avow.core.chart import Table
+from avow.integrations.transformers.head_kinds import KINDS, HeadKind
 from avow.integrations.transformers.model_plan import Speed, Verdict
-from avow.integrations.transformers.profiling import CERTIFIED, KINDS, NEAR, ROWS, Head, Profile
+from avow.integrations.transformers.profiling import CERTIFIED, ROWS, SHOWN, Head, Profile
 from avow.report.formatting import NOTHING, error, number
-from avow.report.style import LOOKS
 
 Figure = dict[str, Any]
 _FIGURES = ("|q|", "|k|", "|v|", "logits", "spread", "entropy", "90%", "99%", "99.9%", "rank", "first")
@@ -25,38 +25,29 @@ _MAPS: dict[str, tuple[str, Callable[[Head], float], bool]] = {
 }
 
 
-def profile_page(profile: Profile, command: str, machine: str) -> str:
-    """The report as a page; `command` is what made it, `machine` where."""
+def profile_page(profile: Profile, command: str, machine: str, words: Sequence[str] = ()) -> str:
+    """The report as a page; `command` is what made it, `machine` where, `words` the tokens as they are written."""
     from avow.report.page import render
 
-    figures: dict[str, Figure] = {"kinds": kinds_figure(profile), "reading": reading_figure(profile, "sparse")}
+    figures: dict[str, Figure] = {"reading": reading_figure(profile, "sparse")}
     figures |= {id: number_figure(profile, title, value, log) for id, (title, value, log) in _MAPS.items()}
     return render(
         "profile.html",
         figures,
         title="avow profile",
-        headline=headline(profile),
+        headline=profile.headline,
         profile=profile,
         speed=None if profile.speed is None else speed_table(profile.speed),
         kinds=kinds_table(profile),
         methods=methods_table(profile),
         heads=heads_table(profile),
         rem=min(6 + 1.3 * max(len(heads) for heads in profile.layers.values()), 40),
-        sampled={"near": NEAR, "rows": ROWS, "certified": CERTIFIED},
+        rules=kind_rules(profile),
+        opened=heads_to_open(profile, words),
+        sampled={"rows": ROWS, "certified": CERTIFIED, "shown": SHOWN},
         command=command,
         machine=machine,
     )
-
-
-def headline(profile: Profile) -> str:
-    """The profile in a sentence."""
-    plan, tol, budget = profile.plan, f"{profile.tol:g}", f"{profile.budget:.0%}"
-    if not plan.changed:
-        return f"{profile.model}: no head keeps {tol} within {budget} of what exact attention costs"
-    sentence = (
-        f"{profile.model}: {plan.changed} of {plan.heads} heads keep {tol} at {budget} of exact attention or less"
-    )
-    return sentence if profile.speed is None else f"{sentence}; {profile.speed.verdict}"
 
 
 def speed_table(speed: Speed) -> Table:
@@ -147,15 +138,30 @@ def _percent(shares: list[float]) -> str:
     return f"{statistics.median(shares):.0%}" if shares else NOTHING
 
 
-def kinds_figure(profile: Profile) -> Figure:
-    """Which kind each head is, by colour and by the first letter of its name."""
-    count = len(KINDS)
-    colours = {"list": [LOOKS[i].colour for i in range(count)], "labels": list(KINDS), "range": [0, count - 1]}
-    drawn = _map(
-        profile, "Kinds of heads", lambda head: KINDS.index(head.figures.kind), lambda head: head.figures.kind, colours
-    )
-    drawn["letters"] = [[None if x is None else KINDS[x][0] for x in row] for row in drawn["cells"]]
-    return drawn
+def kind_rules(profile: Profile) -> list[tuple[HeadKind, int, str]]:
+    """Each kind, how many heads are of it, and its rule."""
+    return [(kind, profile.kinds[kind], rule) for kind, rule in KINDS.items()]
+
+
+def heads_to_open(profile: Profile, words: Sequence[str]) -> dict[str, Any]:
+    """What the page shows of a head that is opened, for every head; `first` is open before anything is chosen."""
+
+    def shown(head: Head) -> dict[str, Any]:
+        figures, offer = head.figures, head.within_tolerance("sparse", profile.tol)
+        facts = [f"{figures.first:.0%} of the weight on the first token", f"99% on {figures.tokens[1]:.3g} tokens"]
+        if offer is not None and offer.measured is not None:
+            facts.append(f"reads {min(offer.measured, 1.0):.0%} of keys and values for {profile.tol:g} (sparse)")
+        rows = [
+            (row.position, [(j, round(100 * mass)) for j, mass in row.tokens]) for row in head.readings if row.tokens
+        ]
+        return {"kind": figures.kind, "rule": KINDS[figures.kind], "facts": " · ".join(facts), "readings": rows}
+
+    # A head that looks for words says more than one that rests.
+    telling: tuple[HeadKind, ...] = ("induction", "same", "previous", "local", "wide", "resting")
+    places = [(i, j) for i, heads in enumerate(profile.layers.values()) for j in range(len(heads))]
+    layers = list(profile.layers.values())
+    first = min(places, key=lambda place: telling.index(layers[place[0]][place[1]].figures.kind))
+    return {"words": list(words), "heads": [[shown(head) for head in heads] for heads in layers], "first": first}
 
 
 def reading_figure(profile: Profile, method: str) -> Figure:

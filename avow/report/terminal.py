@@ -101,16 +101,37 @@ def bold(words: str) -> Text:
 
 
 @contextmanager
-def progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """A function to call with the name of each step as it begins."""
-    begun = itertools.count(1)
+def progress(steps: int, alike: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function to call with the name of each step as it begins.
+
+    The time left is shown from the second step on if the steps are `alike`, that is, take about as long as each other.
+    """
+    begun, start = itertools.count(), time.monotonic()
+
+    def named(step: str) -> tuple[int, str]:
+        done = next(begun)
+        if not (alike and done):
+            return done, step
+        left = (time.monotonic() - start) / done * (steps - done)
+        return done, f"{step} · {clock(left)} left"
+
     if not sys.stderr.isatty():
-        yield lambda step: print(f"[{next(begun)}/{steps}] {step}", file=sys.stderr, flush=True)
+
+        def line(step: str) -> None:
+            done, words = named(step)
+            print(f"[{done + 1}/{steps}] {words}", file=sys.stderr, flush=True)
+
+        yield line
         return
     count, name = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
     with Bar(BarColumn(), count, TimeElapsedColumn(), name, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=steps)
-        yield lambda step: bar.update(task, completed=next(begun) - 1, description=step)
+
+        def update(step: str) -> None:
+            done, words = named(step)
+            bar.update(task, completed=done, description=words)
+
+        yield update
 
 
 @contextmanager
@@ -169,10 +190,19 @@ def progress_line(progress: Progress, held_out: float | None = None) -> str:
     >>> progress_line(Progress(10, 200, 0.5, 1.23456, 1e-3, 1.0, 12345.6, 0.1234, 75.0))
     'loss 1.235 · 12,346 tokens/s · MFU 12.3% · 1:15 left'
     """
-    minutes, seconds = divmod(round(progress.eta), 60)
-    hours, minutes = divmod(minutes, 60)
-    left = f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+    left = f"{clock(progress.eta)} left"
     figures = [f"loss {progress.loss:.3f}", f"{progress.tokens_per_second:,.0f} tokens/s", f"MFU {progress.mfu:.1%}"]
     if held_out is not None:
         figures = [figures[0], f"held out {held_out:.3f}", figures[1]]  # Eighty characters have no room for all.
     return " · ".join([*figures, left if progress.step < progress.steps else "done"])
+
+
+def clock(seconds: float) -> str:
+    """A duration as a clock shows it.
+
+    >>> clock(75.2), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,18 +1,22 @@
-"""The whole site: every page that the start page lists, in that order, then the public names."""
+"""The whole site: every page that the start page lists, in that order, then the public names, and a search."""
 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from avow.report.page import document
-from docs.site import api
+from docs.site import api, search
 from docs.site.page import Known, Page, relative, rendered
 from docs.site.style import STYLE
 
 START = "docs/README.md"
+# The addresses of the project that every page ends with, as pyproject.toml calls them.
+_OUTSIDE = ("Source", "Issues", "Changelog")
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ def build(root: Path, modules: tuple[str, ...] = api.MODULES) -> Site:
         elif source not in sources:
             sources.append(source)
     pages = [Page(source, _address(source), (root / source).read_text()) for source in sources]
+    home = api.homes(modules)
     for name in modules:
-        text, found = api.module_page(name)
+        text, found = api.module_page(name, home)
         pages.append(Page(name, f"api/{name}.html", text))
         faults += found
     known = Known(root, {page.source: page.address for page in pages}, _names(modules))
@@ -55,8 +60,18 @@ def build(root: Path, modules: tuple[str, ...] = api.MODULES) -> Site:
     shown = {address for section in sections for address in section.addresses} | {_address(START)}
     faults += [f"{START}: does not list {page.source}" for page in pages[: len(sources)] if page.address not in shown]
     sections.append(Section("Public names", [f"api/{name}.html" for name in modules]))
-    by_address = {page.address: page for page in pages}
-    return Site({page.address: _whole(page, sections, by_address) for page in pages}, faults)
+    faults += _other_names((root / START).read_text(), pages)
+    by_address, urls = {page.address: page for page in pages}, project_urls(root)
+    files = {page.address: _whole(page, sections, by_address, urls) for page in pages}
+    finder = Page("search", search.ADDRESS, "", "Search", search.body(pages))
+    return Site(files | {search.ADDRESS: _whole(finder, sections, by_address, urls)}, faults)
+
+
+def project_urls(root: Path) -> dict[str, str]:
+    """Where the project is on the network, by name, if the repository says so."""
+    file = root / "pyproject.toml"
+    known: Mapping[str, str] = tomllib.loads(file.read_text())["project"]["urls"] if file.is_file() else {}
+    return {name: known[name] for name in _OUTSIDE if name in known}
 
 
 def contents(text: str) -> list[tuple[str, list[str]]]:
@@ -98,14 +113,28 @@ def _broken_links(pages: list[Page]) -> list[str]:
     return found
 
 
-def _whole(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:
+def _other_names(text: str, pages: list[Page]) -> list[str]:
+    """Items of the contents that call a page something else than its title."""
+    titles = {page.source: page.title for page in pages}
+    found = []
+    for words, target in re.findall(r"^- \[([^]]*)\]\(([^)#]*)\)", text.partition("\n## Contents\n")[2], re.MULTILINE):
+        source = str(Path("docs", target)).replace("docs/../", "")
+        if source in titles and titles[source] != words:
+            found.append(f"{START}: calls {source} {words!r}, and its title is {titles[source]!r}")
+    return found
+
+
+def _whole(page: Page, sections: list[Section], pages: dict[str, Page], urls: Mapping[str, str]) -> str:
     title = "avow" if page.source == START else f"{page.title} · avow"
+    box = "" if page.address == search.ADDRESS else search.form(page.address)
+    outside = " · ".join(f'<a href="{escape(url)}">{escape(name.lower())}</a>' for name, url in urls.items())
+    footer = f"<footer>{outside}</footer>\n" if outside else ""
     body = f"""<a class="skip" href="#text">to the text</a>
 <div class="site">
 <header><a href="{relative("index.html", page.address)}"><b>avow</b></a>
-<a class="down" href="#contents">contents</a></header>
+<a class="down" href="#contents">contents</a>{box}</header>
 <main id="text">
-{page.body}{_beside(page, sections, pages)}</main>
+{page.body}{_beside(page, sections, pages)}{footer}</main>
 <nav id="contents" aria-label="contents">{_menu(page, sections, pages)}</nav>
 </div>"""
     return document(title, body, STYLE)

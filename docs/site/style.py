@@ -42,13 +42,20 @@ main .formula { margin: .9rem 0; }
 .beside { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 1rem; overflow-wrap: anywhere;
   margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 .beside [rel=next] { margin-left: auto; text-align: right; }
+main footer { margin-top: 1.5rem; font-size: .9rem; color: var(--soft); }
+.search { margin: .8rem 0 0; } .search.large { max-width: 46rem; margin: 1rem 0; }
+.search input { width: 100%; box-sizing: border-box; font: inherit; font-size: .9rem; padding: .3rem .5rem;
+  color: inherit; background: var(--card); border: 1px solid var(--line); border-radius: .4rem; }
+#results { padding-left: 1.6rem; } #results p { margin: .1rem 0 .8rem; font-size: .9rem; color: var(--soft); }
+mark { background: none; color: inherit; font-weight: 650; }
 .k, .kn, .ow, .kc { color: var(--word); } .s1, .s2, .sd, .s, .sa { color: var(--string); }
 .c1 { color: var(--soft); } .mi, .mf { color: var(--figure); }
 :root { --word: #0b57a8; --string: #1a7040; --figure: #8a4a00; }
 @media (prefers-color-scheme: dark) { :root { --word: #79b8ff; --string: #7ed0a0; --figure: #e3b341; } }
 @media (max-width: 56rem) {
   .site { display: block; }
-  header { display: flex; justify-content: space-between; padding: .8rem 0 .6rem; }
+  header { display: flex; flex-wrap: wrap; justify-content: space-between; padding: .8rem 0 .6rem; }
+  header .search { width: 100%; margin-top: .5rem; }
   header { border-bottom: 1px solid var(--line); }
   header .down { display: inline; font-size: .95rem; }
   main { padding-top: 0; }

@@ -208,3 +208,8 @@ def tokens_of(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
         rule = "is too short a text" if tokens is None else "is too few"
         raise ParameterError("tokens", wanted, rule, "give at least 2 tokens")
     return ids[:, :wanted]
+
+
+def words_of(loaded: Loaded, ids: Tensor) -> list[str]:
+    """Each token of a text (1, n) as it is written."""
+    return [loaded.tokenizer.decode([id]) for id in ids[0].tolist()]

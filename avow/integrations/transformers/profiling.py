@@ -1,61 +1,60 @@
 r"""What each head of a model does with a text, what each method can do for it, and the plan that follows.
 
-Figures are of a sample of a head's rows, in float64. With :math:`\alpha_{ij}` the weight that row i gives key j,
-:math:`s_i` the keys it sees, :math:`H_i` its entropy, and averages taken over the sampled rows that see two keys or
-more, a head is of the first kind whose inequality holds:
-
-- *copying*: :math:`E[\max_j \alpha_{ij}] \ge 1/2`, one token has half of the mass;
-- *local*: :math:`E[\sum_{|i-j| < 16} \alpha_{ij}] \ge 1/2` over rows that see more than 64 tokens, the nearest have it;
-- *diffuse*: :math:`E[e^{H_i} / s_i] \ge 1/2`, it is spread over half of the tokens seen;
-- *averaging*: none of these, it is spread over fewer.
+Figures are of a sample of a head's rows, in float64, and averages are taken over the sampled rows that see two keys or
+more. `head_kinds` has the rules by which a head is resting, previous, same, induction, local or wide.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from avow.calibration import Rates, rates
-from avow.core import Certificate, Kind, Method, Norms, Problem
+from avow.core import Certificate, Kind, Method, Norms, Problem, notebook
 from avow.core.certify import certify
 from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
 from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.head_kinds import KINDS, HeadKind, head_kind
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
 from avow.methods import exact_method, method_named
 from avow.numerics.sketch import sketched
 from avow.numerics.softmax import softmax_weights
 from avow.parameters import as_float, declared
 
-HeadKind = Literal["copying", "local", "diffuse", "averaging"]
-KINDS: tuple[HeadKind, ...] = ("copying", "local", "averaging", "diffuse")
-NEAR = 16
-"""Tokens nearer than this are local; only rows that see more than four times as many count."""
 SHARES = (0.9, 0.99, 0.999)
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""
 CERTIFIED = 16
 """Rows of each head for which every method is run and certified, evenly spaced over the text's second half."""
+SHOWN, READ = 8, 4
+"""Rows of each head of which it is kept what they read, and how many tokens of each."""
 CONFIDENCE = 0.99
 """At which methods that draw at random state their promise."""
 # A bound of 2 says nothing: answer and target are both averages of values.
 _TRIVIAL = 2.0
 
 
+class ProfileInterrupted(UserWarning):
+    """A profile is of the layers that were measured before it was interrupted."""
+
+
 @dataclass(frozen=True)
 class HeadFigures:
-    """One head: averages over the sampled rows, unless a name says otherwise. `local` is None if no key is far away."""
+    """One head: averages over the sampled rows, unless a name says otherwise."""
 
     kind: HeadKind
     query_norm: float
@@ -75,9 +74,16 @@ class HeadFigures:
     """The mass of the heaviest token."""
     first: float
     """The mass of the text's first token."""
-    local: float | None
     flatness: float
     """exp(entropy) relative to the tokens seen."""
+
+
+@dataclass(frozen=True)
+class RowReading:
+    """What one row reads: the tokens with the most weight, heaviest first, as positions and weights."""
+
+    position: int
+    tokens: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,8 @@ class Head:
     figures: HeadFigures
     exact_bound: float
     offers: tuple[Offer, ...]
+    readings: tuple[RowReading, ...] = ()
+    """Of each part of the text, the sampled row with the largest weight on a token other than the first."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -137,7 +145,7 @@ class Head:
         return min(offers, key=lambda offer: offer.share, default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Every head of every attention layer of a model over one text.
 
@@ -149,6 +157,7 @@ class Profile:
         budget: the share of exact attention's cost that a method may take.
         layers: what each head does and is offered, by the layer's name.
         seconds: what finding out took.
+        unmeasured: the layers that were not measured, since the run was interrupted; exact in the plan.
         speed: what a new token costs with the plan, if that was measured (`decoding_speed`).
     """
 
@@ -159,18 +168,48 @@ class Profile:
     budget: float
     layers: dict[str, tuple[Head, ...]]
     seconds: float
+    unmeasured: tuple[str, ...] = ()
     speed: Speed | None = None
-    """What a new token costs with the plan, if that was measured (`decoding_speed`)."""
 
     @property
     def heads(self) -> list[Head]:
         return [head for heads in self.layers.values() for head in heads]
 
     @property
+    def headline(self) -> str:
+        """The profile in a sentence."""
+        changed, tol, budget, model = self.plan.changed, f"{self.tol:g}", f"{self.budget:.0%}", self.model
+        if self.unmeasured:
+            model = f"{model}, {len(self.layers)} of {len(self.layers) + len(self.unmeasured)} layers"
+        if not changed:
+            return f"{model}: no head keeps {tol} within {budget} of what exact attention costs"
+        sentence = f"{model}: {changed} of {len(self.heads)} heads keep {tol} at {budget} of exact attention or less"
+        return sentence if self.speed is None else f"{sentence}; {self.speed.verdict}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"  {kind:11}{many}" for kind, many in self.kinds.items())])
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        size = f"{self.tokens:,} tokens, {len(self.layers)} layers, {len(self.heads)} heads"
+        lines = [("text", size), ("unit", "tolerances are relative to the longest value that a row sees")]
+        if self.unmeasured:
+            lines.append(("interrupted", f"not measured, and exact in the plan: {', '.join(self.unmeasured)}"))
+        rows = [(kind, many, KINDS[kind]) for kind, many in self.kinds.items()]
+        return notebook.card(self.headline, notebook.facts(lines), notebook.table(("kind", "heads", "rule"), rows))
+
+    @property
+    def kinds(self) -> dict[HeadKind, int]:
+        """How many heads are of each kind."""
+        return {kind: sum(head.figures.kind == kind for head in self.heads) for kind in KINDS}
+
+    @property
     def share(self) -> float:
         """The part of keys and values that the plan reads to continue the text, if caches use their sketches.
 
-        A layer with a head that is exact reads everything.
+        A layer with a head that is exact reads everything. Layers that were not measured do not count.
         """
         shares = []
         for heads in self.layers.values():
@@ -182,6 +221,8 @@ class Profile:
     def plan(self) -> ModelPlan:
         """The cheapest that proves the tolerance for each head, if it is within the budget; else exact."""
         layers = {name: tuple(self._setting(head) for head in heads) for name, heads in self.layers.items()}
+        many = len(next(iter(self.layers.values()), ()))
+        layers |= {name: (Setting(method="exact"),) * many for name in self.unmeasured}
         return ModelPlan(self.model, self.fingerprint, self.tol, layers)
 
     def _setting(self, head: Head) -> Setting:
@@ -207,7 +248,8 @@ def profile(
 ) -> Profile:
     """What each head needs, from one run over a text. Layers are measured as they run, and forgotten.
 
-    The model is left as it was.
+    The model is left as it was. If the run is interrupted (Ctrl-C) after the first layer, what was measured so far is
+    returned, with a warning, and `unmeasured` names the other layers.
 
     Args:
         model: a model of transformers, or a wrapper such as peft's around one.
@@ -239,7 +281,7 @@ def profile(
         raise ParameterError("budget", budget, "must be above 0 and at most 1", "try budget=0.5")
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:
         raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length of at least 2)", "pass one text")
-    started, model = time.perf_counter(), pretrained(model)
+    started, model, stopped = time.perf_counter(), pretrained(model), False
     layers: dict[str, tuple[Head, ...]] = {}
     known = rates(ids.device.type, measure=False)
 
@@ -247,7 +289,7 @@ def profile(
         # A layer that several blocks share is measured in the first of them.
         if layer not in layers:
             tell(layer)
-            layers[layer] = _heads(problem, certificate, tol, known)
+            layers[layer] = _heads(problem, certificate, ids[0], tol, known)
 
     with enabling.as_it_was(model), watching(measure):
         enabling.enable(model)
@@ -256,14 +298,42 @@ def profile(
             inputs["decoder_input_ids"] = ids
         if hasattr(model.config.get_text_config(decoder=True), "use_cache"):
             inputs["use_cache"] = False
-        # The rest of the model only computes logits, which are not needed here.
-        model.base_model(**inputs)
-    ordered = {layer: layers[layer] for layer in replaceable(model) if layer in layers}
+        try:
+            # The rest of the model only computes logits, which are not needed here.
+            model.base_model(**inputs)
+        except KeyboardInterrupt:
+            if not layers:
+                raise
+            stopped = True
+    every = list(replaceable(model))
+    ordered = {layer: layers[layer] for layer in every if layer in layers}
+    unmeasured = tuple(layer for layer in every if layer not in layers) if stopped else ()
+    if stopped:
+        what = f"interrupted after {len(ordered)} of {len(every)} layers; the profile is of these"
+        warnings.warn(what, ProfileInterrupted, stacklevel=2)
     seconds = time.perf_counter() - started
-    return Profile(name or type(model).__name__, fingerprint(model), ids.shape[1], tol, budget, ordered, seconds)
+    about = (name or type(model).__name__, fingerprint(model), ids.shape[1], tol, budget)
+    return Profile(*about, ordered, seconds, unmeasured)
 
 
-def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch use one thread inside the block.
+
+    Measuring a layer is thousands of small operations. With several threads each of them waits for the slowest, which
+    on a busy machine took ten times the processor time.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _heads(
+    problem: Problem, certificate: Certificate, ids: Int[Tensor, "n"], tol: float, known: Rates
+) -> tuple[Head, ...]:
     """The figures and the offers of each head of a layer; offers are certified for some rows of the second half."""
     n = problem.q.shape[-2]
     rows = _some_rows(problem, sampled_rows(n, CERTIFIED, n // 2))
@@ -280,8 +350,8 @@ def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates)
             else:
                 by_method.append(list(_whole_text_offers(method, problem, rows, known, tol)))
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
-    offers = zip(*by_method, strict=True)
-    return tuple(Head(*parts) for parts in zip(head_figures(problem, ROWS), bounds, offers, strict=True))
+    parts = zip(head_figures(problem, ROWS, ids), bounds, zip(*by_method, strict=True), strict=True)
+    return tuple(Head(figures, bound, offers, readings) for (figures, readings), bound, offers in parts)
 
 
 def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
@@ -289,15 +359,37 @@ def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
     return torch.linspace(start, n - 1, min(many, n - start), dtype=torch.float64).round().long()
 
 
-def head_figures(problem: Problem, rows: int) -> list[HeadFigures]:
-    """The figures of every head of one layer that reads one text."""
-    p, index = problem, sampled_rows(problem.q.shape[-2], rows)
-    place = index.to(p.q.device) if p.q.shape[-2] == p.k.shape[-2] else None
-    some = _some_rows(p, index)
-    heads = zip(_by_head(p), _by_head(some), _visible(some), strict=True)
-    return [_figures(whole, one, visible, place) for whole, one, visible in heads]
+@_one_thread()
+def head_figures(
+    problem: Problem, rows: int, ids: Int[Tensor, "n"] | None = None
+) -> list[tuple[HeadFigures, tuple[RowReading, ...]]]:
+    """The figures of every head of one layer that reads one text, and what some of its rows read."""
+    p, index = problem, sampled_rows(problem.q.shape[-2], rows).to(problem.q.device)
+    same_text = p.q.shape[-2] == p.k.shape[-2]
+    keys = ids if same_text and ids is not None and len(ids) == p.k.shape[-2] else None
+    some, found = _some_rows(p, index), []
+    for whole, one, visible in zip(_by_head(p), _by_head(some), _visible(some), strict=True):
+        weights = softmax_weights(one)[0, 0]  # (r, s)
+        kind = head_kind(weights, index if same_text else None, keys)
+        found.append((_figures(kind, whole, one, weights, visible), _readings(weights, index)))
+    return found
 
 
+def _readings(weights: Float[Tensor, "r s"], index: Int[Tensor, "r"]) -> tuple[RowReading, ...]:
+    """Of each part of the rows, the one with the largest weight on a token other than the first, and what it reads."""
+    if weights.shape[-1] < 2:
+        return ()
+    most, readings = weights[:, 1:].amax(-1), []
+    for part in torch.arange(len(index), device=index.device).tensor_split(SHOWN):
+        if len(part):
+            row = int(part[most[part].argmax()])
+            top = weights[row].topk(min(READ, weights.shape[-1]))
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            readings.append(RowReading(int(index[row]), tuple((j, mass) for j, mass in pairs if mass >= 0.01)))
+    return tuple(readings)
+
+
+@_one_thread()
 def tokens_for(problem: Problem, share: float) -> list[float]:
     """Of the tokens that some rows see, the part that has this share of each row's mass, head by head."""
     parts = []
@@ -337,10 +429,11 @@ def _token_counts(weights: Float[Tensor, "r s"], many: Int[Tensor, "r"], *shares
     return torch.stack([((mass < share - 1e-6).sum(-1) + 1).double().minimum(many.double()) for share in shares])
 
 
-def _figures(whole: Problem, one: Problem, visible: Bool[Tensor, "r s"], place: Int[Tensor, "r"] | None) -> HeadFigures:
-    """The figures of one head: norms are those of the whole text, the rest is of some rows."""
-    norms = whole.norms
-    weights, many = softmax_weights(one)[0, 0], visible.sum(-1)  # (r, s), (r,)
+def _figures(
+    kind: HeadKind, whole: Problem, one: Problem, weights: Float[Tensor, "r s"], visible: Bool[Tensor, "r s"]
+) -> HeadFigures:
+    """The figures of one head: norms are those of the whole text, the rest is of some rows and their weights."""
+    norms, many = whole.norms, visible.sum(-1)  # (r,)
     singular = torch.linalg.eigvalsh(weights @ weights.T).clamp(min=0).sqrt()
     rank = float(torch.special.entr(singular / singular.sum().clamp(min=1e-300)).sum().exp())
     logits = one.scale * (one.q[0, 0].double() @ one.k[0, 0].double().T)
@@ -351,19 +444,9 @@ def _figures(whole: Problem, one: Problem, visible: Bool[Tensor, "r s"], place: 
     spread = (largest - smallest).clamp(min=0).nan_to_num(0.0, 0.0, 0.0)
     if bool((several := many >= 2).any()):
         weights, spread, many = weights[several], spread[several], many[several]
-        place = None if place is None else place[several]
     entropy = torch.special.entr(weights).sum(-1)
     tokens = _token_counts(weights, many, *SHARES).mean(-1).tolist()
     top, flatness = float(weights.amax(-1).mean()), float((entropy.exp() / many).mean())
-    far, local = many > 4 * NEAR, None
-    if place is not None and bool(far.any()):
-        distance = (torch.arange(weights.shape[-1], device=weights.device) - place.unsqueeze(-1)).abs()
-        local = float((weights * (distance < NEAR))[far].sum(-1).mean())
-    kind: HeadKind = "diffuse" if flatness >= 0.5 else "averaging"
-    if top >= 0.5:
-        kind = "copying"
-    elif local is not None and local >= 0.5:
-        kind = "local"
     return HeadFigures(
         kind=kind,
         query_norm=float(norms.q.mean()),
@@ -377,7 +460,6 @@ def _figures(whole: Problem, one: Problem, visible: Bool[Tensor, "r s"], place: 
         effective_rank=rank,
         top=top,
         first=float(weights[:, 0].mean()),
-        local=local,
         flatness=flatness,
     )
 
@@ -391,10 +473,11 @@ def _goes_on(p: Problem) -> bool:
 
 def _selection_offers(method: Method, rows: Problem, needed: list[float]) -> Iterator[Offer]:
     """Offers of a method that selects tokens; its cost is what it reads."""
-    computed = method.compute(rows)
-    certificate, trace = certify(method, rows, computed, 1.0), computed.trace
-    seen, shared = _visible(rows).sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
-    sketch = sketched(rows.k, method.parameters["bits"])
+    with _one_thread():
+        computed = method.compute(rows)
+        certificate, trace = certify(method, rows, computed, 1.0), computed.trace
+        seen, shared = _visible(rows).sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
+        sketch = sketched(rows.k, method.parameters["bits"])
     sketch_share = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
     for head, most in enumerate(seen.clamp(min=1)):
         read, union = (float(x.sum() / most) for x in (trace.read[0, head], trace.distinct[0, head // shared]))
@@ -427,6 +510,7 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
         yield Offer(method.name, method.parameters, bound, kind, predicted, measured)
 
 
+@_one_thread()
 def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None, Kind]:
     """The largest bound of the sampled rows, and its kind.
 

@@ -1,82 +1,119 @@
-// Claims: the ledger, judged one after the other; the chosen one; and the search that tries to break it.
-import {element, move, post, start, trouble, value} from "./lab.js";
+// Claims: the ledger with the verdicts on record; the chosen one, whose proof runs again; the search; the quiz.
+// A copy without a server has all of them in an element of its own, and proves and searches nothing.
+import {element, move, start, value} from "./lab.js";
+import {advance, question, quiz} from "./claims_quiz.js";
+import {attackable, searched} from "./claims_search.js";
 
 const at = id => document.getElementById(id), box = name => document.querySelector(`[data-name=${name}]`);
-const rows = new Map(), verdicts = new Map();
-let judging = false, shown = "", drawn = "";
+const FILTERS = ["mode", "verdict", "topic"], PHONE = "(max-width: 46rem)";
+const copy = at("static-data") && JSON.parse(at("static-data").textContent);
+const rows = new Map();
+let shown = "", drawn = "";
 
-// The claim stands between its verdict and its facts, and controls stand where they work.
-at("verdict").after(at("chosen"), at("breaking"));
-at("filters").append(box("verdict"), box("topic"));
-at("budget").append(box("cases"), box("seed"));
+// The chosen claim stands above the state of its proof; then its picture, its formulas, and the evidence.
+at("verdict").before(at("chosen"));
+at("verdict").after(at("seen"), at("stated"), at("judged"), at("breaking"));
 
-start({
+/** What a control says: in a copy the address and the controls are this script's own. */
+const now = name => copy ? chosen[name] ?? read(name) : value(name);
+const read = name => box(name).querySelector("input:checked")?.value;
+
+quiz({go, ledger: rows});
+// Who turns to guessing has just read the verdict on this claim.
+box("mode").addEventListener("input", () => { if (read("mode") !== "read") advance(); });
+
+// ---- with a server, and without one
+
+if (!copy) start({
+  proving: "the check runs again",
   preview(answer) {
     list(answer.ledger);
-    if (!answer.claim) return filter();
-    const {id, html, variants, note} = answer.claim;
-    if (id !== shown) at("judged").innerHTML = drawn = "";
-    shown = id;
-    at("name").textContent = id;
-    at("stated").innerHTML = html;
-    attackable(variants, note);
-    for (const [name, row] of rows) row.link.toggleAttribute("aria-current", name === id);
-    filter();
-    reveal(rows.get(id).item);
+    if (answer.claim) open(answer.claim); else filter();
   },
   verdict(answer) {
-    judged(answer);
-    if (answer.html !== drawn) at("judged").innerHTML = drawn = answer.html;
-    at("attack").disabled = false;
-    told(answer.attack);
-    setTimeout(judgeAll, 1500);
+    if (answer.html !== drawn) found(drawn = answer.html);
+    question({id: answer.id, reason: answer.reason});
   },
-  trouble(error) { if (error) at("attack").disabled = false; },
 });
+
+const chosen = copy && fromAddress();
+if (copy) {
+  for (const name of FILTERS) box(name).addEventListener("input", () => change({[name]: read(name)}));
+  addEventListener("popstate", () => { Object.assign(chosen, {mode: null, verdict: null, topic: null, claim: null}, fromAddress()); become(); });
+  list(copy.ledger);
+  become();
+}
+
+function fromAddress() {
+  return Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => [...FILTERS, "claim"].includes(name)));
+}
+
+function become() {
+  for (const name of FILTERS) {
+    const wanted = chosen[name] ?? JSON.parse(box(name).dataset.default);
+    box(name).querySelectorAll("input").forEach(one => { one.checked = one.value === wanted; });
+  }
+  const claim = copy.ledger.find(one => one.id === chosen.claim) ?? copy.ledger.find(one => one.id === copy.first);
+  open({...claim, variants: [], note: "The search runs in avow lab, and not in a copy of its pages."});
+  found(claim.judged);
+  at("mark").className = `badge ${claim.tone}`;
+  at("mark").textContent = claim.word;
+  at("says").textContent = claim.says;
+  question({id: claim.id, reason: claim.reason});
+}
+
+function change(changes) {
+  if (!copy) return move(changes);
+  Object.assign(chosen, changes);
+  remember();
+  become();
+}
+
+/** Go to another claim, in another mode if one is named; the filters stay. */
+function go(claim, mode = now("mode")) {
+  const words = new URLSearchParams();
+  for (const name of FILTERS) {
+    const word = name === "mode" ? mode : now(name);
+    if (word !== JSON.parse(box(name).dataset.default)) words.set(name, word);
+  }
+  words.set("claim", claim);
+  try { history.pushState(null, "", `?${words}`); } catch { return change({mode, claim}); } // files have no history of their own
+  dispatchEvent(new PopStateEvent("popstate"));
+}
+
+function remember() {
+  const words = new URLSearchParams(Object.entries(chosen).filter(([, word]) => word));
+  try { history.replaceState(null, "", `?${words}`); } catch { /* files have no history of their own */ }
+}
 
 // ---- the ledger
 
 function list(ledger) {
   if (rows.size) return;
-  for (const {id, topic, plain} of ledger) {
-    const badge = element("span", {class: "badge"}, "…");
-    const link = element("a", {href: `/claims?claim=${id}`}, element("code", {}, id), badge, element("small", {}, plain));
+  for (const {id, topic, plain, recorded} of ledger) {
+    const badge = element("span", {class: `badge ${recorded}`}, recorded);
+    const link = element("a", {href: `?claim=${encodeURIComponent(id)}`}, element("span", {}, plain), element("code", {}, id), badge);
     const item = element("li", {}, link);
-    rows.set(id, {item, link, badge, topic});
+    rows.set(id, {item, link, topic, plain, recorded});
     at("ledger").append(item);
   }
-}
-
-function judged({id, verdict}) {
-  verdicts.set(id, verdict.word);
-  const {badge} = rows.get(id);
-  badge.className = `badge ${verdict.tone}`;
-  badge.textContent = verdict.word;
-  filter();
-}
-
-/** Judge what has not been, one at a time, so that whoever reads is never kept waiting. */
-async function judgeAll() {
-  if (judging) return;
-  judging = true;
-  for (const id of rows.keys()) {
-    if (verdicts.has(id)) continue;
-    const said = await post("claims/verdict", JSON.stringify({claim: id}));
-    if (said.answer) judged(said.answer);
-    if (said.error && !said.error.kind) { trouble(said.error); break; } // nobody is there any more
+  for (const name of ["verdict", "topic"]) for (const input of box(name).querySelectorAll("input")) {
+    const many = [...rows.values()].filter(one => input.value === "every" || one[{verdict: "recorded", topic: "topic"}[name]] === input.value).length;
+    input.parentElement.append(element("small", {}, ` ${many}`));
+    input.parentElement.hidden = !many; // no claim of the catalogue is only supported, and few people bring their own
   }
-  judging = false;
 }
 
 function filter() {
-  const verdict = value("verdict"), topic = value("topic");
+  const guessing = now("mode") !== "read", verdict = now("verdict"), topic = now("topic");
+  document.querySelector(".bench").classList.toggle("guessing", guessing);
+  at("quiz").hidden = !guessing;
   let seen = 0;
-  for (const [id, {item, topic: own}] of rows) {
-    item.hidden = (topic !== "every" && own !== topic) || (verdict !== "every" && verdicts.get(id) !== verdict);
-    seen += !item.hidden;
+  for (const one of rows.values()) {
+    one.item.hidden = (topic !== "every" && one.topic !== topic) || (verdict !== "every" && one.recorded !== verdict);
+    seen += !one.item.hidden;
   }
-  const left = rows.size - verdicts.size;
-  at("count").textContent = `${seen} of ${rows.size} claims` + (left ? `, ${left} not judged yet` : ", all judged");
+  at("count").textContent = `${seen} of ${rows.size} claims`;
 }
 
 /** Bring the chosen claim into the list's own window, and move nothing else. */
@@ -87,15 +124,11 @@ function reveal(item) {
 
 // Links to other claims, from the list and from what a claim rests on, keep the filters.
 document.addEventListener("click", event => {
-  const link = event.target.closest("a[href^='/claims?claim=']");
+  const link = event.target.closest("a[href^='?claim=']");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  const words = new URLSearchParams();
-  for (const name of ["verdict", "topic"]) if (value(name) !== "every") words.set(name, value(name));
-  words.set("claim", new URL(link.href).searchParams.get("claim"));
-  history.pushState(null, "", `?${words}`);
-  dispatchEvent(new PopStateEvent("popstate"));
-  if (matchMedia("(max-width: 46rem)").matches) at("verdict").scrollIntoView();
+  go(new URLSearchParams(link.getAttribute("href")).get("claim"), "read");
+  if (matchMedia(PHONE).matches) at("chosen").scrollIntoView();
 });
 
 at("ledger").addEventListener("keydown", event => {
@@ -106,35 +139,47 @@ at("ledger").addEventListener("keydown", event => {
   links[(links.indexOf(document.activeElement) + step + links.length) % links.length]?.focus();
 });
 
-// ---- the search
+// ---- the chosen claim
 
-function attackable(names, note) {
-  const now = value("variant");
-  at("breaking").hidden = false;
-  at("variants").hidden = at("budget").hidden = at("attack").hidden = !names.length;
-  at("note").hidden = !note;
-  at("note").textContent = note;
-  const labels = names.map(name => {
-    const radio = element("input", {type: "radio", name: "attacked", value: name});
-    radio.checked = name === now;
-    radio.addEventListener("change", () => move({variant: name, hunt: null}));
-    return element("label", {}, radio, name);
-  });
-  const same = [...at("variants").querySelectorAll("input")].map(one => one.value).join() === names.join();
-  if (!same) at("variants").replaceChildren(at("variants").firstElementChild, ...labels);
-  else at("variants").querySelectorAll("input").forEach(one => { one.checked = one.value === now; });
+function open(claim) {
+  filter();
+  if (claim.id !== shown) {
+    found(drawn = "");
+    at("seen").hidden = !claim.pictured;
+    at("name").textContent = claim.id;
+    at("title").textContent = claim.plain;
+    at("stated").innerHTML = claim.html;
+    at("recorded").className = `badge ${claim.recorded}`;
+    at("recorded").textContent = claim.recorded;
+    at("meaning").textContent = claim.meaning;
+    scene(claim.scene);
+    for (const [name, row] of rows) row.link.toggleAttribute("aria-current", name === claim.id);
+    at("chosen").hidden = at("breaking").hidden = false;
+    reveal(rows.get(claim.id).item);
+  }
+  shown = claim.id;
+  question({...claim, pool: pool()});
+  attackable(claim);
+  if (!copy) searched(claim);
 }
 
-function told(attack) {
-  at("caught").hidden = !attack;
-  at("outcome").textContent = attack?.says ?? "";
-  at("case").innerHTML = attack?.html ?? "";
-  if (attack?.reads) at("case").append(element("p", {class: "soft"}, attack.reads));
-  if (attack) Object.assign(at("caught"), {className: `badge ${attack.tone}`, textContent: attack.word});
+/** Show what a proof found: its picture stands where room was kept for it. */
+function found(html) {
+  at("judged").innerHTML = html;
+  at("seen").replaceChildren(...at("judged").querySelectorAll(":scope > :is(.caption, .figure, .scroll)"));
+  if (copy) at("seen").hidden = !at("seen").childElementCount;
 }
 
-// Another press draws again.
-at("attack").addEventListener("click", () => {
-  at("attack").disabled = true;
-  move(value("hunt") === true ? {seed: (value("seed") + 1) % 100} : {hunt: true});
-});
+/** The statements to guess: those of the topic whose verdict is a plain one. */
+function pool() {
+  const asked = [...rows].filter(([, one]) => one.recorded !== "supported" && ["every", one.topic].includes(now("topic")));
+  return asked.map(([id]) => id);
+}
+
+/** A link to where the claim can be seen by hand; in a copy, pages are files beside this one. */
+function scene(place) {
+  at("scene").hidden = !place;
+  if (!place) return;
+  at("scene").href = (copy ? `${place.page}.html` : `/${place.page}`) + (place.query && `?${place.query}`);
+  at("scene").textContent = `${place.words} →`;
+}

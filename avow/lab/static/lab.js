@@ -1,7 +1,7 @@
 // What every page shares: controls ↔ address ↔ requests. Previews follow every move, the last one wins; when nothing
 // has moved for a moment, the verdict is asked for. Nothing is computed here but where things stand on the screen.
-import {draw} from "./chart.js";
-import {offerPython} from "./share.js";
+import {draw, svgText} from "./chart.js";
+import {offerPicture, offerPython} from "./share.js";
 
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]")?.content; // a copy without a server has none
@@ -29,6 +29,7 @@ export function start(drawing) {
     history.pushState(null, "", address());
   }));
   at("file")?.addEventListener("change", upload);
+  offerPicture(place => figures.has(place.id) ? svgText(figures.get(place.id)) : null);
   become(fromAddress());
 }
 
@@ -162,7 +163,7 @@ export async function post(path, body, signal) {
 function reloaded() {
   if (sessionStorage.getItem("avow-refused") === token) return false;
   sessionStorage.setItem("avow-refused", token);
-  history.replaceState(null, "", address() || location.pathname);
+  if (controls.size) history.replaceState(null, "", address() || location.pathname); // other pages keep their own
   location.reload();
   return true;
 }

@@ -94,7 +94,7 @@ export function sentence(reading, row, s) {
   const word = near === exact ? `is still ${quoted(exact)}` : `changes from ${quoted(exact)} to ${quoted(near)}`;
   if (short) return `This text is too short to skip anything: all of it is read, and the next word ${word}.`;
   const error = percent(reading.stops[s - 1]), read = percent(row.read[s]);
-  return `Every head may be off by ${error} of its longest value: ${read} of the reading is proved to be enough, `
+  return `Every head may be off by ${error} of its longest value: reading ${read} of the words is proved to be enough, `
     + `and the next word ${word}.`;
 }
 

@@ -10,10 +10,9 @@ export function offerPython(text) {
   at("copy-python").hidden = !python;
 }
 
-/** What *Save picture* saves: a function that returns the text of an SVG file. Without one it is the main figure. */
+/** What *Save picture* saves: a function that makes the text of an SVG file of the element of the main figure, or null. */
 export function offerPicture(make) {
   drawing = make;
-  at("save-picture").hidden = false;
 }
 
 // ---- buttons
@@ -53,7 +52,7 @@ const fileName = () => `avow-${document.body.dataset.page || "lab"}`;
 at("copy-link")?.addEventListener("click", event => copy(event.currentTarget, location.href));
 at("copy-python")?.addEventListener("click", event => copy(event.currentTarget, python));
 at("save-picture")?.addEventListener("click", event => {
-  const place = mainPicture(), text = drawing ? drawing() : place && pictureText(place);
+  const place = mainPicture(), text = place && (drawing?.(place) ?? pictureText(place));
   if (text) save(event.currentTarget, text, "image/svg+xml", `${fileName()}.svg`); else told(event.currentTarget, "None yet");
 });
 at("save-page")?.addEventListener("click", event =>
@@ -127,10 +126,12 @@ function plain(colour) {
   return colours.get(colour);
 }
 
-/** HTML within a drawing, with the page's style. */
+/** HTML within a drawing, with the page's style; its colours are those of now, whatever the reader of the file prefers. */
 function written(place, width, height) {
-  const holder = document.createElement("div"), style = document.createElement("style");
+  const holder = document.createElement("div"), style = document.createElement("style"), own = getComputedStyle(place);
   style.textContent = allStyles();
+  for (const name of ["font", "color", "color-scheme", ...new Set(style.textContent.match(/--[\w-]+(?=:)/g))])
+    holder.style.setProperty(name, own.getPropertyValue(name));
   holder.append(style, stilled(place));
   return `<foreignObject width="${width}" height="${height}">${new XMLSerializer().serializeToString(holder)}</foreignObject>`;
 }

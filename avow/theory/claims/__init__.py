@@ -1,7 +1,9 @@
 """The ledger: statements about attention that are proved, refuted or corrected by machine.
 
-from avow.theory.claims import catalogue, run
-for finding in run(catalogue()): print(finding.claim.id, finding.verdict)
+    from avow.theory.claims import catalogue, run
+    for finding in run(catalogue()): print(finding.claim.id, finding.verdict)
+
+`avow claims run` does the same.
 """
 
 from __future__ import annotations

@@ -40,7 +40,14 @@ class Unproved(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """One step: what kind, about which statement, in words, with the numbers worth keeping (as JSON has them)."""
+    """One step: what kind, about which statement, in words, with the numbers worth keeping (as JSON has them).
+
+    Attributes:
+        kind: how it was shown: by symbols, fractions, balls, an exact law, a counterexample, or a search.
+        says: the step in words.
+        facts: numbers to show beside it, by name.
+        amended: whether it is about the correction and not about the statement.
+    """
 
     kind: Kind
     says: str
@@ -100,7 +107,26 @@ def of_versions(excess: Excess) -> tuple[Excess, Excess]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement with everything needed to judge it and to show it."""
+    """A statement with everything needed to judge it and to show it.
+
+    Attributes:
+        id: its name, a word.
+        topic: the heading it is listed under.
+        statement: the statement in LaTeX.
+        plain: the statement in words.
+        expected: the verdict it is recorded with: "proved", "refuted", "corrected" or "supported".
+        check: a function of the subject that yields `Evidence`; `claim` makes a `Claim` of it.
+        subject: what the claim is about: a formula, a constant, an object.
+        sabotage: broken subjects by name; the check must reject each.
+        assumptions: what the statement takes for granted, each a short sentence.
+        amended: for a correction, the corrected statement in LaTeX.
+        amended_plain: the corrected statement in words.
+        picture: makes a chart or a table for the page.
+        falsifier: how to search for a counterexample, for `avow lab`.
+        needs: ids of claims that the proof uses.
+        requires: packages the claim is about, "name" or "name==version"; without one of them it does not apply.
+        source: the module or file it was found in, from which a worker process loads it.
+    """
 
     id: str
     topic: str
@@ -116,9 +142,7 @@ class Claim:
     picture: Callable[[], Picture] | None = None
     falsifier: Falsifier | None = None
     needs: tuple[str, ...] = ()
-    # Packages the claim is about, "name" or "name==version"; where one cannot be loaded the claim does not apply.
     requires: tuple[str, ...] = ()
-    # The module or file the claim was found in: a worker process loads it from there.
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -180,7 +204,11 @@ class Claim:
         return ""
 
     def judge_sabotage(self, name: str) -> Finding:
-        """The verdict on a broken variant, which must not be the expected one."""
+        """The verdict on a broken variant, which must not be the expected one.
+
+        Args:
+            name: that of the variant in `sabotage`.
+        """
         return self._judged(self.sabotage[name])
 
     def _judged(self, subject: Any) -> Finding:
@@ -234,16 +262,25 @@ def _lacking(evidence: Sequence[Evidence]) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a claim."""
+    """What came of a claim.
+
+    Attributes:
+        claim: the claim.
+        verdict: the verdict that the evidence earns.
+        evidence: the steps, in order.
+        seconds: how long the check took.
+        trouble: why there is no verdict; empty if there is one.
+        raised: whether the check raised anything but `Unproved`: then it broke, and did not reject its subject.
+        sabotages: of each broken variant, whether the check rejected it; empty if none was tried.
+        picture: the claim's chart or table as data; None if it was not asked for.
+    """
 
     claim: Claim
     verdict: Verdict
     evidence: tuple[Evidence, ...]
     seconds: float
     trouble: str = ""
-    # A check that raised anything but `Unproved` did not reject its subject: it broke.
     raised: bool = False
-    # Of each broken variant, whether the check rejected it; empty where none was tried.
     sabotages: Mapping[str, bool] = field(default_factory=dict)
     picture: Mapping[str, Any] | None = None
 
@@ -317,8 +354,8 @@ def as_json(fact: Any) -> Any:
 def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
     """A check made into a claim.
 
-    @claim("copy-gap", topic="softmax", expected="proved", statement=r"…", plain="…", subject=…, sabotage={"…": …})
-    def copy_gap(subject): yield toolbox.identity(…)
+        @claim("copy-gap", topic="softmax", expected="proved", statement=r"…", plain="…", subject=…, sabotage={"…": …})
+        def copy_gap(subject): yield toolbox.identity(…)
 
     Args:
         id: its name, a word.

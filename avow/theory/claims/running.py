@@ -64,9 +64,14 @@ def run(
     return _findings(requested, seconds_each, workers, tell, sabotage)
 
 
-def judged_after_needs(one: Claim, judge: Callable[[Claim], Finding] = Claim.judge) -> Finding:
-    """The finding on one claim, judged in this process after those it needs: for who may end the process."""
-    agenda = _Agenda({one.id: one})
+def judged_after_needs(
+    one: Claim, judge: Callable[[Claim], Finding] = Claim.judge, known: Mapping[str, Claim] | None = None
+) -> Finding:
+    """The finding on one claim, judged in this process after those it needs: for who may end the process.
+
+    What it needs is found in the catalogue, and among the claims that are `known` besides.
+    """
+    agenda = _Agenda({one.id: one}, known)
     while True:
         due = agenda.next(idle=True)
         assert due is not None  # the claim itself is still to come
@@ -195,8 +200,8 @@ def _picture(one: Claim) -> dict[str, Any]:
 class _Agenda:
     """What is left to judge, in the order given, each after what it needs."""
 
-    def __init__(self, requested: dict[str, Claim]) -> None:
-        known = catalogue() | requested
+    def __init__(self, requested: dict[str, Claim], more_known: Mapping[str, Claim] | None = None) -> None:
+        known = catalogue() | dict(more_known or {}) | requested
         self._left = dict(requested)
         self._verdicts: dict[str, str] = {}
         self._circle = ""

@@ -1,7 +1,18 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
 First come equality, signs and induction in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
-is the weakest, support and never proof.
+is the weakest, support and never proof. A ball is a number with a radius (python-flint's `arb`): the true value lies
+within it, so a comparison of balls that comes out true is proved.
+
+Args:
+    left, right: the two sides; numbers in them are exact, never floats.
+    expression: a SymPy expression without floats.
+    says: the step in words, for whoever reads the proof.
+    amended: whether the step is about the correction and not about the statement.
+    holds: the outcome of the comparison, True or False.
+    facts: the numbers worth showing beside the step, by name.
+    number: gives the number as a ball, in the precision that is set when it is called.
+    dtype: a floating point type of torch.
 """
 
 from __future__ import annotations
@@ -24,7 +35,11 @@ Box = Sequence[tuple[float | Fraction, float | Fraction]]
 
 
 def symbols(**names: str) -> list[Any]:
-    """Symbols by what is known of them: symbols(real="x y", positive="p", integer_nonnegative="n")."""
+    """Symbols by what is known of them: symbols(real="x y", positive="p", integer_nonnegative="n").
+
+    Args:
+        **names: to each kind of symbol, the names of those that are of it.
+    """
     known = {kind: dict.fromkeys(kind.split("_"), True) for kind in names}
     return [sympy.Symbol(name, **known[kind]) for kind, words in names.items() for name in words.split()]
 
@@ -81,6 +96,10 @@ def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amend
 
     Where the slope's own sign cannot be seen, it is asked the same way, up to the third. The expression must be smooth
     from `start` on; its other symbols keep their assumptions.
+
+    Args:
+        variable: the symbol that grows.
+        start: the number or expression it grows from.
     """
     expression, start = _exact(expression), _exact(start)
     beyond = start + sympy.Dummy("beyond", nonnegative=True)
@@ -99,7 +118,14 @@ def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amend
 
 
 def induction(form: Formula, first: int, start: Any, step: Formula, says: str, amended: bool = False) -> Evidence:
-    """A quantity that is `start` at `first` and goes from n to n+1 by `step(quantity, n)` is `form(n)` at every n."""
+    """A quantity that is `start` at `first` and goes from n to n+1 by `step(quantity, n)` is `form(n)` at every n.
+
+    Args:
+        form: the formula, a function of n.
+        first: the n to begin at.
+        start: the quantity there.
+        step: the quantity at n + 1, a function of the quantity at n and of n.
+    """
     n = sympy.Symbol("n", integer=True, positive=first > 0, nonnegative=True if first >= 0 else None)
     identity(form(sympy.Integer(first)), start, f"{says}, at n = {first}")
     identity(form(n + 1), step(form(n), n), f"{says}, from n to n + 1")
@@ -118,7 +144,11 @@ def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evi
 
 
 def enclosed(holds: bool | Callable[[], bool], says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A comparison of balls is true; given as a function, it is asked with more bits until it is."""
+    """A comparison of balls is true; given as a function, it is asked with more bits until it is.
+
+    Args:
+        holds: the outcome of the comparison, or a function that makes it.
+    """
     ask = holds if callable(holds) else lambda: holds
     if not intervals.decided(lambda: True if _truth(ask()) else None, most=4096):
         raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
@@ -131,6 +161,12 @@ def cover(
     """A condition on balls is true on every piece of a box, which is halved where it is not yet.
 
     `holds(x, y, …)` gets one ball per side and may only return True when it is so for all their numbers.
+
+    Args:
+        holds: the condition, a function of one ball for each side of the box.
+        box: the two ends of each side.
+        most: how many pieces are tried at most.
+        bits: the precision of the balls.
     """
     for side in box:
         if not side[0] <= side[1]:
@@ -157,14 +193,23 @@ def cover(
 
 
 def law(probability: arb, low: float, high: float, says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A probability from its exact law lies between two numbers."""
+    """A probability from its exact law lies between two numbers.
+
+    Args:
+        probability: as a ball.
+        low, high: the two numbers.
+    """
     if not (probability >= arb(low) and probability <= arb(high)):
         raise Unproved(f"{says}: the law gives {probability}, not within [{low}, {high}]")
     return Evidence("exact law", says, {"probability": probability.str(20), **facts}, amended)
 
 
 def kept(construction: Construction, says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A construction of the library keeps its promise, on the numbers it returned."""
+    """A construction of the library keeps its promise, on the numbers it returned.
+
+    Args:
+        construction: what `avow.theory.constructions` made.
+    """
     proof = construction.verify()
     if not proof:
         raise Unproved(f"{says}: {proof}")
@@ -173,7 +218,12 @@ def kept(construction: Construction, says: str, amended: bool = False, **facts: 
 
 
 def counterexample(violated: bool, says: str, by: str, **facts: Any) -> Evidence:
-    """A concrete case in which the statement fails; `by` names the arithmetic that evaluated it again."""
+    """A concrete case in which the statement fails; `by` names the arithmetic that evaluated it again.
+
+    Args:
+        violated: whether the statement fails in this case, True or False.
+        by: the arithmetic, such as "fractions" or "balls".
+    """
     if not _truth(violated):
         raise Unproved(f"{says}: this is not a counterexample ({_shown(facts)})")
     return Evidence("counterexample", says, {"evaluated by": by, **facts})
@@ -187,7 +237,14 @@ def search(
     steps: int = 50,
     amended: bool = False,
 ) -> Evidence:
-    """No violation was found by climbing `excess` (violated where above zero) from random starts."""
+    """No violation was found by climbing `excess` (violated where above zero) from random starts.
+
+    Args:
+        excess: by how much a case violates the statement, a differentiable function of a tensor.
+        start: draws a case from a generator.
+        restarts: how many starts are tried.
+        steps: how many steps are climbed from each.
+    """
     if restarts < 1 or steps < 1:
         raise ValueError(f"{says}: {restarts} restarts of {steps} steps try nothing")
     generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,76 @@
+"""`python -m docs.site.moving_picture`: docs/reading.gif, the lab's first page in use. Needs Chromium."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from avow.lab.export import export_lab
+
+PICTURE = Path(__file__).parents[1] / "reading.gif"
+_SIZE = {"width": 1180, "height": 560}
+_QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+# Milliseconds that a frame stays: after a step of the slider, where there is something to read, and between words.
+_STEP, _READ, _WRITE = 450, 2200, 700
+_COLOURS = 96
+
+
+def frames(tab: Any) -> list[tuple[bytes, int]]:
+    """The page at work: the slider goes up, one head is chosen, the model writes on."""
+    found: list[tuple[bytes, int]] = []
+
+    def keep(milliseconds: int) -> None:
+        tab.wait_for_timeout(150)
+        found.append((tab.screenshot(), milliseconds))
+
+    tab.wait_for_function("document.getElementById('sentence').textContent.includes('Nothing is left out')")
+    tab.evaluate("document.getElementById('stories').scrollIntoView()")
+    keep(_READ)
+    tab.focus("#tolerance")
+    for _ in range(5):
+        tab.keyboard.press("ArrowRight")
+        keep(_STEP)
+    keep(_READ)
+    tab.fill("#search", "layer 18 head 6")
+    tab.press("#search", "Enter")
+    tab.evaluate("document.getElementById('stories').scrollIntoView()")
+    keep(_READ)
+    tab.click("#play")
+    for _ in range(5):
+        tab.wait_for_timeout(800)
+        keep(_WRITE)
+    keep(_READ)
+    return found
+
+
+def main() -> None:
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        export_lab(Path(folder) / "lab")
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=[*_QUIET, "--disable-sync"])
+        tab = browser.new_page(viewport=_SIZE)
+        tab.goto(f"file://{folder}/lab/index.html")
+        taken = frames(tab)
+        browser.close()
+    width = 880
+    small = (width, round(width * _SIZE["height"] / _SIZE["width"]))
+    pictures = [Image.open(io.BytesIO(png)).convert("RGB").resize(small, Image.Resampling.LANCZOS) for png, _ in taken]
+    # All frames share the colours of four of them, one above the other.
+    some = pictures[:: max(1, len(pictures) // 4)]
+    strip = Image.new("RGB", (small[0], small[1] * len(some)))
+    for i, picture in enumerate(some):
+        strip.paste(picture, (0, i * small[1]))
+    palette = strip.quantize(_COLOURS)
+    paletted = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    durations = [milliseconds for _, milliseconds in taken]
+    paletted[0].save(PICTURE, save_all=True, append_images=paletted[1:], duration=durations, loop=0, optimize=True)
+    print(f"{PICTURE.name}: {len(taken)} frames, {PICTURE.stat().st_size >> 10} KiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,23 @@
-"""The attention explorer: its presets make their point, its verdicts are proofs, and its numbers are attention's."""
+"""One head by hand: its presets make their point, its verdicts are proofs, and its numbers are attention's."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import re
+from importlib import resources
 from typing import Any
 
 import pytest
 import torch
 
+from avow.errors import InsideHull, OutOfReach, ParameterError
 from avow.lab.pages import explorer
 from avow.lab.pages.explorer import PAGE, ExplorerInputs, bearings, pointed, sphere
+from avow.theory.claims import catalogue
 from avow.theory.constructions.queries import enclosed, read
+from tests.helpers.lab_visits import Opener, Visit
 
 
 def facts(answer: dict[str, Any]) -> dict[str, str]:
@@ -23,7 +30,10 @@ def word(**inputs: Any) -> str:
 
 @pytest.mark.parametrize("preset", PAGE.presets)
 def test_every_preset_makes_its_point(preset: str) -> None:
-    assert word(**PAGE.presets[preset]) in ("kept", "proved")
+    inside = "keys" in PAGE.presets[preset]
+    assert (
+        word(**PAGE.presets[preset]) == "impossible" if inside else word(**PAGE.presets[preset]) in ("kept", "proved")
+    )
 
 
 @pytest.mark.parametrize("space", ["plane", "sphere"])
@@ -104,3 +114,260 @@ def test_an_estimate_is_what_verify_proves() -> None:
 
     for made in (copy_query(torch.eye(5), 2, 0.01), average_query(torch.eye(5), (0, 3), 0.05)):
         assert made.estimate == pytest.approx(made.verify().achieved, rel=1e-9)
+
+
+# ---- keys that were moved
+
+
+def keys_of(**inputs: Any) -> torch.Tensor:
+    return PAGE.preview(ExplorerInputs(**inputs))["stage"]["keys"]  # type: ignore[no-any-return]
+
+
+def test_a_key_stands_where_the_address_says_and_the_others_stay() -> None:
+    keys = keys_of(keys="1_0.25_-0.5*3_0_1")
+    assert keys[1].tolist() == [0.25, -0.5] and keys[3].tolist() == [0.0, 1.0]
+    assert torch.equal(keys[[0, 2, 4, 5, 6, 7]], keys_of()[[0, 2, 4, 5, 6, 7]])
+
+
+def test_places_of_the_other_space_and_of_keys_that_are_no_more_are_left_alone() -> None:
+    assert torch.equal(keys_of(keys="1_0.5_0.5_0.5*9_0_0"), keys_of())
+    assert keys_of(space="sphere", keys="1_0.5_0.5_0.5*2_0_0")[1].tolist() == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("keys", ["1", "1_2", "1_0_1.31", "1_0_nan", "1_0_0_0_0", "x_0_0", "1_0_0;2_0_0", "1_1e0_0"])
+def test_keys_that_are_no_places_are_refused_with_the_rule(keys: str) -> None:
+    with pytest.raises(
+        ParameterError, match=r"keys=.* must say key_x_y, each number from -1\.3 to 1\.3, with \* between"
+    ):
+        PAGE.preview(ExplorerInputs(keys=keys))
+
+
+@pytest.mark.parametrize(("space", "place"), [("plane", "1_0.3_0.2"), ("sphere", "1_0.1_0.1_0.1")])
+def test_a_key_inside_the_hull_is_proved_to_be_the_mean_of_others(space: str, place: str) -> None:
+    inputs = ExplorerInputs(space=space, keys=place)  # type: ignore[arg-type]
+    answer = explorer.verdict(inputs)
+    assert answer["verdict"]["word"] == "impossible" and "Key 1 lies in the hull" in answer["verdict"]["says"]
+    keys, shares = keys_of(space=space, keys=place).double(), torch.tensor(answer["shares"], dtype=torch.float64)
+    assert shares.min() >= 0 and shares[1] == 0 and float(shares.sum()) == pytest.approx(1)
+    assert torch.allclose(shares @ keys, keys[1])
+    for angle in range(-180, 180, 15):  # whatever the query
+        turned = explorer.verdict(ExplorerInputs(space=space, keys=place, angle=float(angle), length=30.0))  # type: ignore[arg-type]
+        assert turned["verdict"]["word"] == "impossible"
+
+
+def test_a_key_near_the_hull_takes_a_query_longer_than_the_stage_and_that_is_said() -> None:
+    inputs = ExplorerInputs(keys="1_0.53_0.53")
+    shown = explorer.preview(inputs)["shown"]
+    assert shown["length"] == pytest.approx(40.0, rel=1e-6)
+    answer = explorer.verdict(inputs)
+    assert answer["verdict"]["word"] == "not kept"
+    assert float(facts(answer)["Length that it takes"].removeprefix("≥ ")) > 40
+
+
+# ---- what is on the screen
+
+
+@pytest.mark.parametrize("angle", [0.0, 2.0, 5.0, 22.0, 45.0, -90.0, 171.0])
+def test_a_routed_token_is_judged_where_it_is_held(angle: float) -> None:
+    inputs = ExplorerInputs(show="route", angle=angle)
+    answer, stage = explorer.verdict(inputs), explorer.preview(inputs)["stage"]
+    off = float((stage["outputs"] - stage["values"][stage["wanted"][0]]).norm())
+    assert answer["verdict"]["word"] == ("kept" if off <= 0.01 else "not kept")
+    assert ("is off by" in answer["verdict"]["says"]) == (off > 0.01)
+
+
+def test_this_draw_of_a_noisy_key_is_told_apart_from_the_law() -> None:
+    near, far = (explorer.verdict(ExplorerInputs(show="noise", x=x))["verdict"]["says"] for x in (1.0, 0.5))
+    assert near.endswith("near enough.") and far.endswith("too far.")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {},
+        {"angle": 70.0},
+        {"keys": "1_0.3_0.2"},
+        {"space": "sphere", "n": 5},
+        {"show": "average"},
+        {"show": "average", "other": 4},
+        {"show": "route", "angle": 22.0},
+        {"show": "route"},
+    ],
+)
+def test_what_a_preview_expects_is_what_is_proved(inputs: dict[str, Any]) -> None:
+    assert explorer.preview(ExplorerInputs(**inputs))["live"]["word"] == word(**inputs)
+
+
+SNIPPETS = [
+    ({}, "holds"),
+    ({"angle": 80.0}, "BROKEN"),
+    ({"keys": "1_0.3_0.2"}, InsideHull),
+    ({"show": "average"}, "holds"),
+    ({"show": "average", "other": 4}, OutOfReach),
+    ({"show": "noise"}, "(0.0, 0.0)\n(1.0, 1.0)"),
+    ({"show": "noise", "law": "Gaussian", "variance": 0.5}, "(0.039"),
+    ({"show": "route"}, "tensor(True)"),
+    ({"show": "route", "angle": 22.0}, "tensor(False)"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "expected"), SNIPPETS)
+def test_what_is_copied_as_python_gives_the_verdict(inputs: dict[str, Any], expected: Any) -> None:
+    code, printed = explorer.preview(ExplorerInputs(**inputs))["python"], io.StringIO()
+    if isinstance(expected, str):
+        with contextlib.redirect_stdout(printed):
+            exec(code, {})
+        assert expected in printed.getvalue()
+    else:
+        with pytest.raises(expected):
+            exec(code, {})
+
+
+def test_every_scene_links_to_claims_that_there_are() -> None:
+    page = (resources.files("avow.lab") / "templates" / "explorer.html").read_text(encoding="utf-8")
+    linked = re.findall(r'"([\w-]+-[\w-]+)": "', page)
+    assert len(linked) >= 8 and set(linked) <= set(catalogue())
+
+
+# ---- the page
+
+
+def key_centre(found: Visit, i: int) -> tuple[float, float]:
+    box = found.page.locator("#stage .key").nth(i).locator("circle").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def stage_centre(found: Visit) -> tuple[float, float]:
+    box = found.page.locator("#stage").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("path", ["explorer", "explorer?space=sphere&target=0"])
+def test_a_key_dragged_into_the_hull_loses_its_cone_and_the_proof_is_drawn(visit: Opener, path: str) -> None:
+    found = visit(path)
+    found.judged("kept")
+    i = 1 if path == "explorer" else 0
+    assert found.page.locator("#stage .reads").count() == 1 and found.page.locator("#stage .hull.full").count() == 0
+    (x, y), (a, b) = key_centre(found, i), stage_centre(found)
+    size = found.page.locator("#stage .key").nth(i).locator("circle").bounding_box()["width"]
+    found.page.mouse.move(x + 0.35 * size, y)  # beside the output and the query's tip
+    found.page.mouse.down()
+    found.page.mouse.move(a + 0.1 * (x - a) + 0.35 * size, b + 0.1 * (y - b), steps=8)
+    found.page.wait_for_function("() => document.getElementById('mark').textContent === '≈ impossible'")
+    assert found.page.locator("#stage .reads, #stage .wins").count() == 0
+    assert found.page.locator("#stage .hull.full").count() == 1
+    found.page.mouse.up()
+    assert "lies in the hull of the others: it is" in found.judged("impossible")
+    assert found.page.locator("#stage line.share").count() >= 3
+    assert found.inputs["keys"].startswith(f"{i}_") and "angle" in found.inputs
+    again = visit(found.page.url.rpartition("/")[2])
+    again.judged("impossible")
+    assert again.page.inner_text("#facts") == found.page.inner_text("#facts"), "the address holds the keys"
+    found.page.click("#replace")
+    found.judged("kept")
+    assert "keys" not in found.inputs and found.page.locator("#stage .reads").count() == 1
+
+
+@pytest.mark.browser
+def test_weights_and_what_to_expect_follow_the_hand_without_the_lab(visit: Opener) -> None:
+    found = visit("explorer")
+    found.judged("kept")
+    found.page.route("**/api/**", lambda route: None)  # nobody answers
+    knob = found.page.locator(".handle .knob").bounding_box()
+    (a, b), share = stage_centre(found), "document.querySelector('#weights .wanted').style.getPropertyValue('--share')"
+    found.page.mouse.move(knob["x"] + knob["width"] / 2, knob["y"] + knob["height"] / 2)
+    found.page.mouse.down()
+    found.page.mouse.move(a - 90, b + 40, steps=4)
+    assert found.page.inner_text("#mark") == "≈ not kept" and float(found.page.evaluate(share)) < 0.01
+    assert "and 0.99 is asked" in found.page.inner_text("#says")
+    found.page.mouse.up()
+    found.page.unroute("**/api/**")
+
+
+@pytest.mark.browser
+def test_what_the_hand_sees_is_what_the_lab_computes(visit: Opener) -> None:
+    found = visit("explorer?show=average&space=sphere&n=9&target=2&other=5")
+    found.settled()
+    call = """async stage => {
+      const {read} = await import("/static/stage.js"), {bestDirection, keeps} = await import("/static/cone.js");
+      const there = read(stage), best = bestDirection(stage.keys, stage.wanted);
+      const {keys, wanted, queries, eps} = stage;
+      return [there.weights, there.outputs, best !== null, keeps(keys, wanted, queries[0], eps)];
+    }"""
+    for inputs in (
+        {},
+        {"keys": "1_0.3_0.2"},
+        {"keys": "1_0.5_0.6*2_0.9_0.9"},
+        {"keys": "1_0.7_0.7*2_0.7_0.7"},
+        {"show": "average"},
+        {"show": "average", "other": 4},
+        {"show": "average", "space": "sphere", "target": 2, "other": 5, "n": 9},
+        {"space": "sphere", "keys": "1_0.1_0.1_0.1", "angle": 20.0},
+        {"space": "sphere", "n": 12, "target": 7},
+    ):
+        answer = explorer.preview(ExplorerInputs(**inputs))  # type: ignore[arg-type]
+        stage = {name: x.tolist() if isinstance(x, torch.Tensor) else x for name, x in answer["stage"].items()}
+        stage["handle"] = {}
+        weights, outputs, possible, kept = found.page.evaluate(call, stage)
+        assert weights == pytest.approx(stage["weights"], abs=1e-9)
+        assert outputs == pytest.approx(stage["outputs"], abs=1e-9)
+        assert possible == (answer["live"]["word"] != "impossible"), inputs
+        if possible:
+            assert kept == (answer["live"]["word"] == "kept"), inputs
+
+
+@pytest.mark.browser
+def test_every_query_of_the_region_reads_the_key_and_its_edge_is_the_edge(visit: Opener) -> None:
+    found = visit("explorer")
+    found.judged("kept")
+    call = """async ([keys, wanted]) => {
+      const {cone, keeps, times} = await import("/static/cone.js"), {reads} = cone(keys, wanted, 0.01, 25, 40);
+      const inside = reads.map(query => keeps(keys, wanted, times(query, 1.001), 0.01));
+      const near = reads.slice(4, 44).map(query => keeps(keys, wanted, times(query, 0.99), 0.01));
+      return [inside.every(Boolean), near.some(Boolean)];
+    }"""
+    assert found.page.evaluate(call, [keys_of().tolist(), [1]]) == [True, False]
+
+
+@pytest.mark.browser
+def test_keys_move_by_the_keyboard_alone(visit: Opener) -> None:
+    found = visit("explorer")
+    found.judged("kept")
+    found.page.focus("#stage .key:nth-child(2)")
+    for _ in range(5):
+        found.page.keyboard.press("Shift+ArrowLeft")
+    found.judged("impossible")
+    assert found.inputs["keys"] == "1_0.21_0.71"
+    assert "at 0.21, 0.71" in found.page.evaluate("document.activeElement.getAttribute('aria-valuetext')")
+    found.page.keyboard.press("Home")
+    found.judged("kept")
+    assert "keys" not in found.inputs
+    found.page.goto(found.page.url.partition("?")[0] + "?space=sphere")
+    found.judged("kept")
+    found.page.focus("#stage .key:nth-child(2)")
+    found.page.keyboard.press("Shift+PageDown")
+    found.page.wait_for_url(re.compile("keys=1_"))
+    moved = torch.tensor([float(x) for x in found.inputs["keys"].split("_")[1:]])
+    assert float(moved.norm()) < 0.95, "it went away from the reader, into the sphere"
+
+
+@pytest.mark.browser
+def test_a_held_token_is_expected_to_fail_and_proved_to(visit: Opener) -> None:
+    found = visit("explorer?show=route")
+    found.judged("kept")
+    assert found.page.locator("#stage .arc").count() == 8 and found.page.locator("#find").is_hidden()
+    found.page.focus(".handle")
+    for _ in range(2):
+        found.page.keyboard.press("Shift+ArrowLeft")
+    assert found.page.inner_text("#mark") == "≈ not kept"
+    assert "is off by 0." in found.judged("not kept")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("show", ["copy", "average", "noise", "route"])
+def test_each_scene_shows_the_links_to_its_claims(visit: Opener, show: str) -> None:
+    found = visit(f"explorer?show={show}")
+    found.settled()
+    links = found.page.locator(".claims a:visible")
+    assert links.count() >= 2 and all(one.get_attribute("href").startswith("/claims?claim=") for one in links.all())

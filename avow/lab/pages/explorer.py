@@ -1,9 +1,10 @@
-"""The attention explorer: keys around a circle or on a sphere, and a query to drag."""
+"""One head by hand: keys around a circle or on a sphere, and a query; all of them can be dragged."""
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -15,8 +16,8 @@ from torch import Tensor
 import avow
 from avow.core import Certificate
 from avow.core.chart import Chart
-from avow.errors import OutOfReach, ParameterError
-from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, judgement
+from avow.errors import InsideHull, OutOfReach, ParameterError, ToleranceUnreachable
+from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, expectation, judgement
 from avow.report.charts import figure
 from avow.theory.constructions import (
     AverageQuery,
@@ -32,7 +33,7 @@ from avow.theory.constructions import (
     router,
 )
 from avow.theory.constructions.construction import Construction
-from avow.theory.constructions.queries import Query, Readout, enclosed, read
+from avow.theory.constructions.queries import Enclosed, Query, Readout, enclosed, read
 
 # The success of heads under noise: weights within this of the average, in the sum of their distances.
 _ETA = 0.1
@@ -41,6 +42,10 @@ _AXES = 3
 _MOST_LENGTH = 40.0
 # Queries are drawn so many times shorter than keys are.
 _UNIT = 30.0
+# How far from the middle a key may be moved along each axis; the stage shows a little more.
+_EDGE = 1.3
+# Heads that route are built this much better than asked, or a token a hair beside its place would break the promise.
+_SPARE = 2
 
 _LOOKING = {"show": ("copy", "average")}
 _ROUND = {"show": ("copy", "average", "route")}
@@ -52,6 +57,7 @@ _WORDS = Words("explorer.txt")
 _NAMES = {"one": "one head", "two": "two heads"}
 
 Law = DiscreteLaw | GaussianLaw
+Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class ExplorerInputs(Inputs):
     ahead: int = control(2, "Steps ahead that each token reads", (0, 11), below="n", when={"show": ("route",)})
     angle: float | None = control(None, "Direction (°)", (-180, 180), step=1, when=_ROUND)
     rise: float | None = control(None, "Height above the equator (°)", (-90, 90), step=1, when=_ON_SPHERE)
+    keys: str = control("", "Keys that were moved", longest=480, quiet=True)
     length: float | None = control(None, "Length of the query", (0, _MOST_LENGTH), step=0.1, when=_LOOKING)
     heads: Literal["one", "two"] = control("one", "Heads", when=_NOISE)
     law: Literal["1 ± c", "Gaussian"] = control("1 ± c", "Noise on key 0", when=_NOISE)
@@ -88,7 +95,7 @@ class Scene:
     # What the reader can take hold of: where it is, and how it moves.
     handle: dict[str, Any]
     shown: dict[str, float] = field(default_factory=dict)
-    refusal: OutOfReach | None = None
+    refusal: InsideHull | OutOfReach | None = None
 
     def read(self) -> Readout:
         return read(self.queries, self.keys, self.values)
@@ -112,8 +119,11 @@ def preview(inputs: ExplorerInputs) -> Answer:
     stage: Answer = {"keys": scene.keys, "values": scene.values, "queries": scene.queries, "weights": weights}
     # Everything is drawn in the units of keys, queries divided by `unit`.
     stage |= {"outputs": output, "wanted": scene.wanted, "handle": scene.handle, "unit": _UNIT}
+    stage |= {"show": inputs.show, "eps": inputs.eps, "eta": _ETA, "edge": _EDGE, "longest": _MOST_LENGTH}
     return {
         "shown": scene.shown,
+        "live": _expected(inputs, scene, weights, output, distance),
+        "python": _python(inputs, scene),
         "stage": stage,
         "facts": [
             *_WORDS.facts("read", gap, length, elsewhere, inputs.eps, distance, _ETA),
@@ -130,35 +140,101 @@ def verdict(inputs: ExplorerInputs) -> Answer:
     true = enclosed(scene.queries, scene.keys, scene.values, answers, scene.first_wanted)
     weight = tuple(sum(true.weights[i][end] for i in scene.wanted) for end in (0, 1))
     chances = _chances(inputs.eps, _law(inputs)) if inputs.show == "noise" else {}
-    judged, step = _judged(inputs, scene), _WORDS.say("certificate", true.error, certificate.bound)
+    judged, step = _judged(inputs, scene, true), _WORDS.say("certificate", true.error, certificate.bound)
     if true.error > certificate.bound:
         judged = judgement("refuted", "broken", step, judged["steps"])
+    shortest = _shortest(_points(scene.keys), scene.wanted[0], inputs.eps) if inputs.show == "copy" else None
     return {
         "facts": [
-            *_WORDS.facts("enclosed", true.gap, weight, chances, _ETA),
+            *_WORDS.facts("enclosed", true.gap, weight, chances, _ETA, shortest),
             *_WORDS.facts("answer", [sum(ends) / 2 for ends in true.output], certificate),
         ],
         "verdict": judged | {"steps": [*judged["steps"], step]},
+        # The keys that prove it impossible, for the stage.
+        "shares": None if scene.refusal is None else [float(share) for share in _combination(scene.refusal)],
     }
 
 
-def _judged(inputs: ExplorerInputs, scene: Scene) -> Answer:
+def _python(inputs: ExplorerInputs, scene: Scene) -> str:
+    """The calls that give the verdict."""
+    more: dict[str, Any] = {}
+    if inputs.show == "route":
+        more = {"routes": routes_ahead(inputs.n, inputs.ahead), "built": inputs.eps / _SPARE}
+    elif inputs.show == "noise":
+        more = {"law": _law(inputs), "eta": _ETA}
+    return _WORDS.html(f"python_{inputs.show}", inputs, scene, **more).strip()
+
+
+def _expected(
+    inputs: ExplorerInputs,
+    scene: Scene,
+    weights: Float[Tensor, " n"],
+    output: Float[Tensor, " d"],
+    distance: float | None,
+) -> Answer:
+    """What the verdict will be, as float64 sees it."""
     wanted = [str(key) for key in scene.wanted]
     if scene.refusal is not None:
-        keys = [str(i) for i, share in enumerate(scene.refusal.combination) if share]
-        return judgement("refuted", "impossible", _WORDS.say("impossible", wanted, keys), [str(scene.refusal)])
+        return expectation(False, _WORDS.say("hopeless", wanted), broken="impossible")
+    if distance is not None:
+        near = distance <= _ETA
+        return expectation(near, _WORDS.say("drawn", distance, _ETA), "near the average", "off the average")
+    if inputs.show == "route":
+        off = float((output - scene.values[scene.wanted[0]].double()).norm())
+        return expectation(off <= inputs.eps, _WORDS.say("held", wanted, off, inputs.eps))
+    least = 1 / (len(wanted) + inputs.eps)
+    given = [float(weights[key]) for key in scene.wanted]
+    return expectation(min(given) >= least, _WORDS.say("given", wanted, given, least))
+
+
+def _judged(inputs: ExplorerInputs, scene: Scene, true: Enclosed) -> Answer:
+    wanted = [str(key) for key in scene.wanted]
+    if scene.refusal is not None:
+        shares = {str(i): float(share) for i, share in enumerate(_combination(scene.refusal)) if share}
+        inside = isinstance(scene.refusal, InsideHull)
+        says = _WORDS.say("inside" if inside else "impossible", wanted, shares)
+        return judgement("refuted", "impossible", says, [str(scene.refusal), _WORDS.say("combination", wanted, shares)])
     if inputs.show == "noise":
         steps = ["each head's weight is a logistic function of X, and the law's mass is enclosed where it succeeds"]
-        return judgement("proved", "proved", _WORDS.say("noise", _chances(inputs.eps, _law(inputs))), steps)
+        says = _WORDS.say("noise", _chances(inputs.eps, _law(inputs)), inputs.x, _off_average(true), _ETA)
+        return judgement("proved", "proved", says, steps)
     assert scene.construction is not None
     proof = scene.construction.verify()
     if proof.achieved == math.inf:
         return judgement("none", "undecided", proof.promise, proof.steps)
-    says = _WORDS.say("weighed", wanted, inputs.eps, bool(proof))
-    if isinstance(scene.construction, Router):
-        says = _WORDS.say("routed", inputs.n, proof.achieved)
     steps = [f"promised {proof.bound:.6g}, proved {proof.achieved:.6g}", *proof.steps]
+    if isinstance(scene.construction, Router):
+        least, most = _off_source(scene)
+        if least <= inputs.eps < most:
+            return judgement("none", "undecided", "Its distance is too near to what is allowed.", steps)
+        holds = most <= inputs.eps and bool(proof)
+        says = _WORDS.say("routed", inputs.n, proof.achieved, wanted, most, inputs.eps, most <= inputs.eps)
+        steps.append(f"the token that is held: off by {least:.6g} to {most:.6g} max‖v‖")
+        return judgement("proved" if holds else "refuted", "kept" if holds else "not kept", says, steps)
+    says = _WORDS.say("weighed", wanted, inputs.eps, bool(proof))
     return judgement("proved" if proof else "refuted", "kept" if proof else "not kept", says, steps)
+
+
+def _combination(refusal: InsideHull | OutOfReach) -> tuple[Fraction, ...]:
+    """The numbers, one a key, that prove it: the mean that the key is, or what every query's weights keep to."""
+    return refusal.weights if isinstance(refusal, InsideHull) else refusal.combination
+
+
+def _off_source(scene: Scene) -> tuple[float, float]:
+    """How far the held token's answer is from what it is to read, at least and at most, over the longest value."""
+    source = scene.values[list(scene.wanted)]
+    true = enclosed(scene.queries, scene.keys, scene.values, source, scene.wanted)
+    aside = [max(low - x, x - high, 0.0) for (low, high), x in zip(true.output, source[0].tolist(), strict=True)]
+    # What a few roundings could add to the distance is far below this.
+    return math.hypot(*aside) / float(scene.values.double().norm(dim=-1).amax()) * (1 - 1e-12), true.error
+
+
+def _off_average(true: Enclosed) -> tuple[float, float]:
+    """How far this draw's weights are from ½ and ½ in all, at least and at most."""
+    aims = [0.5, 0.5, *[0.0] * (len(true.weights) - 2)]
+    pairs = list(zip(true.weights, aims, strict=True))
+    least = math.fsum(max(low - aim, aim - high, 0.0) for (low, high), aim in pairs)
+    return least, math.fsum(max(abs(low - aim), abs(high - aim)) for (low, high), aim in pairs)
 
 
 def _attended(scene: Scene) -> tuple[Float[Tensor, "h d"], Certificate]:
@@ -195,12 +271,14 @@ def _key(inputs: ExplorerInputs, name: Literal["target", "other", "ahead"]) -> i
 
 
 def _looking(inputs: ExplorerInputs, wanted: tuple[int, ...]) -> Scene:
-    """One query that copies a key or averages two; the reader may have turned it or changed its length."""
-    keys = _around(inputs.space, inputs.n)
-    start = _query(inputs.space, inputs.n, wanted, inputs.eps)
-    refusal = start if isinstance(start, OutOfReach) else None
-    # No query does it; halfway between the two is where one would look for it.
-    query = keys[list(wanted)].mean(0) * 10 if isinstance(start, OutOfReach) else start
+    """One query that copies a key or averages two; the reader may have moved it, and the keys."""
+    keys = _moved(_around(inputs.space, inputs.n), inputs.keys)
+    start = _query(_points(keys), wanted, inputs.eps)
+    refusal = start if isinstance(start, InsideHull | OutOfReach) else None
+    # No query does it, or none that was found; where one would look for it is along what is wanted.
+    query = start if isinstance(start, Tensor) else keys[list(wanted)].mean(0) * 10
+    if float(query.norm()) > _MOST_LENGTH:  # longer than the stage has room for
+        query = query / query.norm() * _MOST_LENGTH
     moved = {"angle": inputs.angle, "rise": inputs.rise, "length": inputs.length}
     if any(value is not None for value in moved.values()):
         own = bearings(query)
@@ -211,16 +289,52 @@ def _looking(inputs: ExplorerInputs, wanted: tuple[int, ...]) -> Scene:
     return Scene(keys, keys, query[None], promise, wanted, handle, bearings(query), refusal)
 
 
+_MOVED = re.compile(r"(\d+)((?:_-?\d+(?:\.\d+)?){2,3})")
+
+
+def _moved(keys: Float[Tensor, "n d"], text: str) -> Float[Tensor, "n d"]:
+    """The keys with some of them elsewhere, as `1_0.25_-0.5*3_0_1` says: key 1 at (0.25, −0.5), key 3 at (0, 1).
+
+    Two numbers are a place on the plane, three one in space. What was moved in the other of the two is left out here,
+    and so are keys that there are no more.
+    """
+    places = keys.clone()
+    for word in filter(None, text.split("*")):
+        found = _MOVED.fullmatch(word)
+        place = [float(x) for x in found[2].split("_")[1:]] if found else []
+        if found is None or any(abs(x) > _EDGE for x in place):
+            rule = f"must say key_x_y, each number from -{_EDGE} to {_EDGE}, with * between keys"
+            raise ParameterError("keys", word, rule, "try keys=1_0.25_-0.5, or leave it out")
+        if int(found[1]) < len(keys) and len(place) == keys.shape[1]:
+            places[int(found[1])] = torch.tensor(place)
+    return places
+
+
+def _points(keys: Float[Tensor, "n d"]) -> Points:
+    return tuple(tuple(key) for key in keys.tolist())
+
+
 @functools.lru_cache(256)
-def _query(space: str, n: int, wanted: tuple[int, ...], eps: float) -> Float[Tensor, " d"] | OutOfReach:
-    """The query that copies one key or averages two, or the proof that there is none."""
-    keys = _around(space, n)
-    if len(wanted) == 1:
-        return copy_query(keys, wanted[0], eps, dtype=torch.float32).query
+def _query(
+    points: Points, wanted: tuple[int, ...], eps: float
+) -> Float[Tensor, " d"] | InsideHull | OutOfReach | ToleranceUnreachable:
+    """The query that copies one key or averages two, the proof that there is none, or that neither was found."""
+    keys = torch.tensor(points)
     try:
+        if len(wanted) == 1:
+            return copy_query(keys, wanted[0], eps, dtype=torch.float32).query
         return average_query(keys, (wanted[0], wanted[1]), eps, dtype=torch.float32).query
-    except OutOfReach as refusal:
+    except (InsideHull, OutOfReach, ToleranceUnreachable) as refusal:
         return refusal
+
+
+@functools.lru_cache(256)
+def _shortest(points: Points, target: int, eps: float) -> float | None:
+    """A length that no query which copies the key stays below, proved; None if none copies it."""
+    try:
+        return copy_query(torch.tensor(points), target, eps, shortest=True).lower_bound
+    except (InsideHull, ToleranceUnreachable):
+        return None
 
 
 def _noisy(eps: float, law: Law, heads: str, scale: float) -> Scene:
@@ -262,18 +376,24 @@ def _chances(eps: float, law: Law) -> dict[str, tuple[float, float]]:
 
 def _routing(inputs: ExplorerInputs, ahead: int) -> Scene:
     """One head in which each token reads the one so many steps ahead; the reader moves a token around."""
-    head = _router(inputs.n, ahead, inputs.eps)
+    head = _router(inputs.n, ahead, inputs.eps / _SPARE)
     token = pointed(2, inputs.angle or 0.0, 0.0, 1.0)
     query = (head.scale * (head.W_Q.double() @ token.double())).float()
     keys, values = head.tokens @ head.W_K.mT, head.tokens @ head.W_V.mT
-    handle = {"kind": "ring", "name": "token", "at": token}
+    # A query is what this map makes of a token.
+    handle = {"kind": "ring", "name": "token", "at": token, "map": head.scale * head.W_Q.double(), "ahead": ahead}
     wanted = (head.routes[int((head.tokens @ token).argmax())][0],)
     return Scene(keys, values, query[None], head, wanted, handle, {"angle": bearings(token)["angle"]})
 
 
+def routes_ahead(n: int, ahead: int) -> dict[int, int]:
+    """Which token each token is to read."""
+    return {i: (i + ahead) % n for i in range(n)}
+
+
 @functools.lru_cache(256)
 def _router(n: int, ahead: int, eps: float) -> Router:
-    return router(_around("plane", n), {i: (i + ahead) % n for i in range(n)}, eps)
+    return router(_around("plane", n), routes_ahead(n, ahead), eps)
 
 
 def _around(space: str, n: int) -> Float[Tensor, "n d"]:
@@ -341,14 +461,16 @@ def _over_scales(eps: float, law: Law) -> dict[str, tuple[list[float], list[floa
     }
 
 
-_SUMMARY = "Drag the query, and see what it reads. Longer is sharper; a scaled key fools one head, and not two."
+_SUMMARY = (
+    "Drag the query into the green region: the blue key is read. Drag that key into the hull of the others: nothing "
+    "reads it."
+)
 _PRESETS: Presets = {
     "Copy one": {},
+    "A key inside the hull": {"keys": "1_0.3_0.2"},
     "Average two": {"show": "average"},
     "A noisy key, one head": {"show": "noise"},
     "… two heads": {"show": "noise", "heads": "two"},
     "Route tokens": {"show": "route"},
 }
-PAGE = Page(
-    "explorer", "Attention explorer", _SUMMARY, 10, ExplorerInputs, preview, verdict, _PRESETS, short="One head"
-)
+PAGE = Page("explorer", "One head, by hand", _SUMMARY, 10, ExplorerInputs, preview, verdict, _PRESETS, short="One head")

@@ -12,7 +12,8 @@ const controls = new Map([...document.querySelectorAll("[data-name]")].map(box =
 const figures = new Map();
 let state = {}, held = null, own = {}, moved = 0, holding = false;
 
-/** Start a page: `preview(answer)` and `verdict(answer)` draw what is the page's own. */
+/** Start a page: `preview(answer, fresh)` and `verdict(answer)` draw what is the page's own; an answer is fresh if nothing
+ * has moved since it was asked for. `live()` is what the page itself expects of the verdict, ahead of the lab. */
 export function start(drawing) {
   own = drawing;
   for (const [name, one] of controls) {
@@ -104,8 +105,8 @@ async function previews() {
     awake = true;
     expected = answer.live ?? null;
     take(answer);
+    own.preview?.(answer, start === moved);
     if (at("trouble").hidden) expect();
-    own.preview?.(answer);
     drawFigures(answer);
     // What was drawn is on the screen when the frame it belongs to is over.
     requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start, end: performance.now()})));
@@ -117,6 +118,7 @@ async function previews() {
 /** While something moves: what float arithmetic expects of the verdict, if the page says so. */
 function expect() {
   at("verdict").setAttribute("aria-busy", "true");
+  expected = own.live?.() ?? expected;
   if (expected) mark(`${expected.tone} live`, `≈ ${expected.word}`, expected.says, []);
   else if (awake) mark("none", "preview", "float arithmetic, while you move", []);
   else mark("none", "starting …", "the arithmetic wakes up", []);

@@ -73,7 +73,7 @@ from avow.numerics.sketch import GROUP
 _LOG = logging.getLogger(__name__)
 _EXACT = Exact()
 # Loading what was compiled before takes a second or two.
-_PATIENCE = 3.0
+_PATIENCE = 5.0
 _COMPILING = "compiling CPU decoding steps, once per machine and release: about half a minute"
 # Types of tokens, as compiled code numbers them.
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -122,14 +122,19 @@ def not_installed() -> str:
     return "" if importlib.util.find_spec("numba") else "numba is not installed (pip install 'avow[cpu]')"
 
 
-@functools.cache
 def unavailable() -> str:
     """Why no step can be taken on this machine, empty if steps can; asked first, it compiles the stages if need be."""
+    # Asked every time: it may be installed while this process runs.
+    return not_installed() or _uncompiled()
+
+
+@functools.cache
+def _uncompiled() -> str:
     return prepare(_LOG.warning)
 
 
 def prepare(tell: Callable[[str], object]) -> str:
-    """The same, asked every time; `tell` is called with a line if that takes long."""
+    """What `unavailable` says, found out again; `tell` is called with a line if that takes long."""
     if missing := not_installed():
         return missing
     # Numba alone knows whether it finds what it compiled before, and tells when it is done.

@@ -147,7 +147,8 @@ class Attention(nn.Module):
         """
         if shard is not None and not isinstance(shard, Shard):
             raise ParameterError("shard", type(shard).__name__, "must be a Shard", "leave it out in one process")
-        if self.training and self.causal and self.method.selects_landmarks:
+        leaks = self.causal and self.method.selects_landmarks
+        if leaks and self.training and not torch.compiler.is_compiling():
             _warn_of_landmarks(self.method.name)
         # Projections follow autocast; a method's arithmetic is its own, and its bounds are for that.
         q, k, v = self._projected(x, context, 0 if shard is None else shard.start)

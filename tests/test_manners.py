@@ -52,7 +52,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("compare --seed -1", "seed='-1' must be at least 0; see avow compare --help"),
         ("lab --port 99999", "port='99999' must be at most 65535; see avow lab --help"),
         ("train sample", "run=(not given) must be given; see avow train sample --help"),
-        ("construct mixture", "weights=nothing must be given; see avow construct mixture --help"),
+        ("construct mixture", "weights=(not given) must be given; see avow construct mixture --help"),
         ("plan --kind copying,diffuse", "kind='copying,diffuse' must be one kind; try --kind copying"),
         ("plan --length 0", "length='0' must be at least 1; see avow plan --help"),
         ("plan --latency 5us", "option=--latency is not known to avow plan; it belongs to avow plan-ranks"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from avow.errors import ParameterError, UnknownMethod
-from avow.methods import GROUP, OWN, named_form
+from avow.methods import GROUP, OWN, method_named, named_form
 from avow.methods.exact import Exact
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
@@ -126,6 +126,13 @@ def test_a_method_object_that_has_no_registered_name_cannot_be_kept_by_name() ->
     assert named_form(Sparse(bits=2)) == ("sparse", {"bits": 2})
     with pytest.raises(UnknownMethod, match="is not known by its name; make it an entry point"):
         named_form(Other())
+
+
+def test_a_file_or_a_class_in_place_of_a_name_is_answered_with_how_to_install_it() -> None:
+    with pytest.raises(UnknownMethod, match=r"with pip, as an entry point of the group avow\.methods$"):
+        method_named("window.py:Window")
+    with pytest.raises(UnknownMethod, match=r"separable, sparse$"):
+        method_named("sparsee")
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ def method_named(name: str) -> type[Method]:
     if isinstance(name, str) and name in failures:
         raise UnknownMethod("method", repr(name), failures[name], "repair or uninstall the package that provides it")
     remedy = suggestion(name, methods, f"known methods: {', '.join(methods)}")
+    if isinstance(name, str) and any(sign in name for sign in ":./\\"):
+        # A file or a class was named.
+        remedy += f"; one of your own is installed with pip, as an entry point of the group {GROUP}"
     raise UnknownMethod("method", value_text(name), "is not a method", remedy)
 
 

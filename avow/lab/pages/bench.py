@@ -1,20 +1,24 @@
-"""The approximation bench: a method, a head, and the one number that breaks it; the bound beside the measured error."""
+"""Where it breaks: a method, a head, and the one number that breaks it; the bound beside the measured error."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 import avow
+from avow import file_io
 from avow.bench.clock import pace
-from avow.bench.trials import Trial, run_marked, run_trial
-from avow.bench.workloads import Workload, from_tensors, workload
+from avow.bench.trials import Trial, run_trial, token_marks
+from avow.bench.workloads import KINDS, Workload, from_tensors, workload
 from avow.calibration import rates
 from avow.core import Method
 from avow.errors import AvowError, FileError, InputError
@@ -29,11 +33,9 @@ from avow.report.charts import Axis, Mode, Plot, Trace, figure
 from avow.report.compare import Setting, cost_plot
 from avow.report.style import FRONTIER, look
 
-# A preview looks at so many keys at most, and asks them so many queries.
-_KEYS, _QUERIES = 512, 128
-# Sparse attention weighs each row by itself, and slowly here: so many rows tell enough of it while one moves, so many
-# pairs of rows and keys when one lets go, and so many beside other methods.
-_ROWS, _PAIRS, _ASIDE = 20, 1 << 18, 1 << 16
+# Previews, verdicts and figures are all of the same rows: all of them up to so many, else so many evenly taken. Sparse
+# attention weighs each row by itself, and slowly here.
+_ROWS, _SPARSE_ROWS = 256, 32
 # What a reader wants in the end, an error that a model does not notice; and one that is as long as the longest value.
 GOAL, _USEFUL = 1e-2, 1.0
 # Below this an error is rounding, and one axis holds all methods.
@@ -42,7 +44,17 @@ _FLOOR, _CEILING = 1e-9, 8.0
 _MARKS = 200
 _WORDS = Words("bench.txt")
 
+# Heads of SmolLM2 on the first story, and what they do there.
+REAL = {
+    "induction": "Layer 18, head 6 of SmolLM2: where a word came before, it reads what followed it there",
+    "resting": "Layer 18, head 3 of SmolLM2: it rests on the first token, until something calls it",
+    "wide": "Layer 2, head 3 of SmolLM2: it spreads over the whole text",
+}
+# How far the queries and keys of a head are stretched to begin with.
+_STRETCH = {"diffuse": 8.0}
+
 _FEATURES, _RANK, _SPARSE = ({"method": (name,)} for name in ("random_features", "low_rank", "sparse"))
+_MADE = {"kind": tuple(KINDS)}
 
 Figure = dict[str, Any]
 
@@ -50,25 +62,35 @@ Figure = dict[str, Any]
 @dataclasses.dataclass(frozen=True)
 class BenchInputs(Inputs):
     method: Literal["random_features", "low_rank", "sparse"] = control("random_features", "Method")
-    kind: Literal["diffuse", "clustered", "averaging", "copying"] = control(
-        "diffuse", "What the head does", about="A file of your own takes its place."
+    kind: Literal["induction", "resting", "wide", "diffuse", "clustered", "averaging", "copying"] = control(
+        "diffuse", "Head"
     )
-    norm: float = control(
-        8.0, "Queries and keys stretched (×)", (0.1, 30), log=True, about="Logits grow with its square.", when=_FEATURES
+    norm: float | None = control(
+        None,
+        "Queries and keys stretched (×)",
+        (0.1, 30),
+        log=True,
+        about="Logits grow with its square.",
+        when=_FEATURES,
     )
     features: int = control(256, "Random features", (16, 2048), step=16, when=_FEATURES)
     rank: int = control(16, "Rank: landmarks among the keys", (1, 256), when=_RANK)
     drop: float = control(0.03, "Tolerance: what unread tokens may move", (1e-4, 0.5), log=True, when=_SPARSE)
-    n: int = control(512, "Tokens (n)", (64, 2048), step=64)
-    d: int = control(32, "Numbers per token (d)", (8, 128), step=8, about="A file has its own.")
-    head: int = control(0, "Draw, or head of the file", (0, 31))
+    n: int = control(256, "Tokens (n), at most", (64, 2048), step=64)
+    d: int = control(32, "Numbers per token (d)", (8, 128), step=8, about="A file has its own.", when=_MADE)
+    head: int = control(0, "Draw, or head of the file", (0, 31), when=_MADE)
     cost: Literal["operations", "time"] = control("operations", "Cost counted in")
     file: str | None = param(None, at_most_characters(32), "handle of an uploaded file")
 
+    @property
+    def stretch(self) -> float:
+        return _STRETCH.get(self.kind, 1.0) if self.norm is None else self.norm
+
 
 class Knob(NamedTuple):
-    """The number that decides how good a method is: where it is tried, and what it makes of head and method."""
+    """The number that decides how good a method is: its input, where it is tried, what it makes of head and method."""
 
+    input: str
     title: str
     places: tuple[float, ...]
     at: Callable[[BenchInputs], float]
@@ -77,9 +99,10 @@ class Knob(NamedTuple):
 
 KNOBS = {
     "random_features": Knob(
+        "norm",
         "queries and keys stretched (×)",
         (0.1, 0.3, 1, 2, 4, 6, 9, 15, 30),
-        lambda inputs: inputs.norm,
+        lambda inputs: inputs.stretch,
         lambda head, inputs, x: (
             dataclasses.replace(head, q=head.q * x, k=head.k * x),
             RandomFeatures(features=inputs.features),
@@ -87,11 +110,13 @@ KNOBS = {
     ),
     "low_rank": Knob(
         "rank",
+        "rank",
         (1, 4, 8, 10, 12, 16, 64, 128, 256),
         lambda inputs: float(inputs.rank),
         lambda head, inputs, x: (head, LowRank(rank=min(round(x), head.k.shape[-2]))),
     ),
     "sparse": Knob(
+        "drop",
         "tolerance",
         (1e-4, 1e-3, 5e-3, 2e-2, 0.1, 0.5),
         lambda inputs: inputs.drop,
@@ -101,44 +126,53 @@ KNOBS = {
 
 
 def preview(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
-    """Some rows of the head, its answer and its certificate, and how both change along the knob."""
+    """Its answer and its certificate on some rows of the head, and how both change along the knob."""
     base, curve = _at_rest(inputs, tensors)
     knob = KNOBS[inputs.method]
     head, method = knob.put(base, inputs, knob.at(inputs))
-    trial, lit = run_marked(head, method) if method.selects_tokens else (run_trial(head, method), None)
+    rows = _rows(head, method)
+    trial = run_trial(head, method, rows)
+    judgement = judged(trial, head)
     return {
+        "shown": {"norm": inputs.stretch},
+        "live": {name: judgement[name] for name in ("tone", "word", "says")},
+        "python": _WORDS.html("python", inputs, trial, len(trial.errors) < head.q.shape[-2], head.causal).strip(),
+        "sentence": _WORDS.say(f"at_{inputs.method}", knob.at(inputs), trial, _USEFUL, _up(trial.bound)),
+        "about": _WORDS.say("about", _does(inputs), *_sizes(trial, head)),
+        "knob": {"name": knob.input, "at": knob.at(inputs), "ends": (knob.places[0], knob.places[-1])},
         "facts": _facts(trial, head),
         "figures": {"breaking": _breaking(inputs, curve, trial), "promises": _promises(trial)},
-        "strip": {"rows": lit, "tokens": head.k.shape[-2]} if lit else None,
+        "strip": {"rows": token_marks(rows, trial), "tokens": head.k.shape[-2]} if method.selects_tokens else None,
     }
 
 
 def verdict(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
-    """Every row at the size that was asked for; every other method beside it."""
+    """The same rows against float64; every other method beside it, on these rows too."""
     knob = KNOBS[inputs.method]
-    head, method = knob.put(_head(inputs, tensors, inputs.n), inputs, knob.at(inputs))
-    trial, others = run_trial(_rows(head, method, _PAIRS), method), []
-    for offer in candidates(head.problem.sizes, rates("cpu", measure=False)):
+    head, method = knob.put(_head(inputs, tensors), inputs, knob.at(inputs))
+    rows, others = _rows(head, method), []
+    trial = run_trial(head, method, rows)
+    for offer in candidates(head.sizes, rates("cpu", measure=False)):
         try:
-            others.append(run_trial(_rows(head, offer.method, _ASIDE), offer.method))
+            others.append(run_trial(head, offer.method, rows))
         except AvowError:
             continue  # what cannot be had for this head is left out of the costs
     with torch.no_grad():
-        automatic = avow.attend(head.q, head.k, head.v, tol=GOAL, confidence=0.99).certificate
+        automatic = avow.attend(rows.q, rows.k, rows.v, tol=GOAL, confidence=0.99, **rows.call).certificate
     return {
         "facts": [*_facts(trial, head), *_WORDS.facts("automatic", automatic, GOAL)],
-        "figures": {"promises": _promises(trial), "costs": _costs(head, others, inputs.cost)},
+        "figures": {"promises": _promises(trial), "costs": _costs(rows, others, inputs.cost)},
         "legend": _legend(others),
-        "verdict": judged(trial),
+        "verdict": judged(trial, head),
     }
 
 
-def judged(trial: Trial) -> Answer:
+def judged(trial: Trial, head: Workload) -> Answer:
     """The verdict: a promise that says something and is kept, one that warns, or one that was broken."""
-    certificate, name, rows = trial.certificate, _words(trial.method), len(trial.errors)
+    certificate, name, rows, sizes = trial.certificate, _words(trial.method), len(trial.errors), _sizes(trial, head)
     likely = "" if certificate.kind == "deterministic" else f" with probability {certificate.confidence:g}"
     steps = [
-        f"{rows} rows were answered in float32 or wider and compared with float64",
+        f"{_WORDS.say('rows', *sizes)} were answered in float32 or wider and compared with float64",
         f"the certificate is {certificate.kind}{likely}, rounding included",
         *certificate.assumptions,
         *([certificate.reason] if certificate.reason else []),
@@ -147,15 +181,35 @@ def judged(trial: Trial) -> Answer:
     if trial.broken > (1 - certificate.confidence) * rows:
         return judgement("refuted", "broken", _WORDS.say("broken", trial, name), steps)
     if trial.bound >= _USEFUL:
-        return judgement("corrected", "warned", _WORDS.say("warned", trial, name, GOAL), steps)
-    return judgement("proved", "kept", _WORDS.say("kept", trial, likely), steps)
+        return judgement("corrected", "warned", _WORDS.say("warned", trial, name, GOAL, _up(trial.bound)), steps)
+    return judgement("proved", "kept", _WORDS.say("kept", trial, likely, _up(trial.bound), *sizes), steps)
 
 
-def _head(inputs: BenchInputs, tensors: dict[str, Tensor], most: int) -> Workload:
-    length = min(inputs.n, most)
+def _does(inputs: BenchInputs) -> str:
+    """What the head does, if that is known."""
+    return "" if inputs.file else REAL.get(inputs.kind) or KINDS[inputs.kind].summary
+
+
+def _sizes(trial: Trial, head: Workload) -> tuple[int, int, int]:
+    """How many rows were tried, how many there are, and over how many keys."""
+    return len(trial.errors), head.q.shape[-2], head.k.shape[-2]
+
+
+def _head(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Workload:
     if inputs.file:
-        return uploaded_head(tensors, length, inputs.head)
-    return workload(inputs.kind, 1, length, inputs.d, inputs.head)
+        return uploaded_head(tensors, inputs.n, inputs.head)
+    if inputs.kind in REAL:
+        return real_head(inputs.kind).first(inputs.n)
+    return workload(inputs.kind, 1, inputs.n, inputs.d, inputs.head)
+
+
+@functools.cache
+def real_head(kind: str) -> Workload:
+    """A head of a model that reads the first story; it is causal."""
+    path = Path(str(resources.files("avow.lab.stories") / "heads.safetensors"))
+    tensors, _ = file_io.load_tensors(path, "kind")
+    own = {name: tensors[f"{kind}.{name}"].float() for name in "qkv"}
+    return from_tensors(own, kind, causal=True, option="kind")
 
 
 def uploaded_head(tensors: dict[str, Tensor], length: int, number: int) -> Workload:
@@ -169,9 +223,9 @@ def uploaded_head(tensors: dict[str, Tensor], length: int, number: int) -> Workl
         raise FileError("file", "as uploaded", rule, error.remedy) from error
 
 
-def _rows(head: Workload, method: Method, pairs: int) -> Workload:
-    """All rows, or as many as a slow method has time for."""
-    return head.some(max(16, pairs // head.k.shape[-2])) if method.selects_tokens else head
+def _rows(head: Workload, method: Method) -> Workload:
+    """The rows that are tried: all, or as many as there is time for."""
+    return head.some(_SPARSE_ROWS if method.selects_tokens else _ROWS)
 
 
 # What does not move with the knob, of the last few states. A file is known by its handle, one of the inputs.
@@ -180,16 +234,15 @@ _MOST_KNOWN = 8
 
 
 def _at_rest(inputs: BenchInputs, tensors: dict[str, Tensor]) -> tuple[Workload, tuple[Trial, ...]]:
-    """The head as a preview sees it, and what the method makes of it along the whole knob."""
+    """The head, and what the method makes of its rows along the whole knob."""
     # What moves along the curve, or does not change it, is at its default.
     still = ["norm", "rank", "drop", "cost"] + (["features"] if inputs.method != "random_features" else [])
-    defaults = {name: getattr(BenchInputs, name) for name in still}
-    inputs = dataclasses.replace(inputs, **defaults, n=min(inputs.n, _KEYS))
+    inputs = dataclasses.replace(inputs, **{name: getattr(BenchInputs, name) for name in still})
     if inputs not in _known:
-        knob, head = KNOBS[inputs.method], _head(inputs, tensors, _KEYS)
-        _, method = knob.put(head, inputs, knob.places[0])
-        head = head.some(_ROWS if method.selects_tokens else _QUERIES)
-        _known[inputs] = head, tuple(run_trial(*knob.put(head, inputs, place)) for place in knob.places)
+        knob, base = KNOBS[inputs.method], _head(inputs, tensors)
+        settings = [knob.put(base, inputs, place) for place in knob.places]
+        curve = tuple(run_trial(head, method, _rows(head, method)) for head, method in settings)
+        _known[inputs] = base, curve
         if len(_known) > _MOST_KNOWN:
             _known.popitem(last=False)
     return _known[inputs]
@@ -201,7 +254,7 @@ def _at_rest(inputs: BenchInputs, tensors: dict[str, Tensor]) -> tuple[Workload,
 def _facts(trial: Trial, head: Workload) -> list[dict[str, str]]:
     features = isinstance(trial.method, RandomFeatures)
     needed = avow.features_needed(head.q, head.k, tol=GOAL) if features else None
-    return _WORDS.facts("facts", trial, head.k.shape[-2], GOAL, needed)
+    return _WORDS.facts("facts", trial, *_sizes(trial, head), GOAL, needed)
 
 
 def _breaking(inputs: BenchInputs, curve: Sequence[Trial], here: Trial) -> Figure:
@@ -245,22 +298,23 @@ def _promises(trial: Trial) -> Figure:
     return figure(Plot("", x, y, [even, marks]))
 
 
-def _costs(head: Workload, trials: Sequence[Trial], unit: str) -> Figure:
+def _costs(rows: Workload, trials: Sequence[Trial], unit: str) -> Figure:
     """Every setting of every method: what it costs beside exact attention, its error, and above it its bound."""
     settings = []
     for trial in trials:
-        cost = trial.operations if unit == "operations" else _time_ratio(head, trial.method)
-        hover = _WORDS.html("hover", trial, cost, trial.own_mechanism).strip()
+        cost = trial.cost if unit == "operations" else _time_ratio(rows, trial.method)
+        counted = unit if unit == "time" or not trial.method.selects_tokens else "bytes read"
+        hover = _WORDS.html("hover", trial, cost, counted, trial.own_mechanism).strip()
         settings.append(Setting(trial.method, cost, _shown(trial.error), _shown(trial.bound), hover))
-    x = Axis(f"{unit} relative to exact attention", log=True, format="×")
+    x = Axis(f"{'time' if unit == 'time' else 'cost'} relative to exact attention", log=True, format="×")
     plot = cost_plot("", x, _error_axis("error", min(trial.error for trial in trials)), settings)
     # The page has a legend of its own.
     return figure(dataclasses.replace(plot, traces=[dataclasses.replace(one, legend=False) for one in plot.traces]))
 
 
-def _time_ratio(head: Workload, method: Method) -> float:
+def _time_ratio(rows: Workload, method: Method) -> float:
     """The time of a method beside exact attention of the same rows."""
-    problem = _rows(head, method, _ASIDE).problem
+    problem = rows.problem
 
     def call(one: Method) -> Callable[[], object]:
         return lambda: one.compute(problem, torch.Generator().manual_seed(0))
@@ -276,6 +330,14 @@ def _legend(trials: Sequence[Trial]) -> list[dict[str, Any]]:
         {"words": _words(trial.method), "own_mechanism": trial.own_mechanism, **look(name)._asdict()}
         for name, trial in methods.items()
     ]
+
+
+def _up(bound: float) -> str:
+    """A bound in three digits, which it is not above."""
+    if not 0 < bound < math.inf:
+        return f"{bound:g}"
+    step = 10.0 ** (math.floor(math.log10(bound)) - 2)
+    return f"{math.ceil(bound / step * (1 - 1e-12)) * step:.3g}"
 
 
 def _words(method: Method) -> str:
@@ -294,23 +356,14 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-_SUMMARY = "Make a method fail, and see its certificate say so first: bound, measured error and cost in one picture."
+_SUMMARY = "Drag the mark along its axis until a method fails, and see its certificate say so first."
 _PRESETS: Presets = {
-    "Random features, norms grow": {},
+    "Norms grow": {},
+    "A real head, features": {"kind": "induction"},
+    "A real head, sparse": {"method": "sparse", "kind": "induction"},
     "Low rank, clusters": {"method": "low_rank", "kind": "clustered"},
     "Low rank, copying": {"method": "low_rank", "kind": "copying", "rank": 64},
     "Sparse, clusters": {"method": "sparse", "kind": "clustered"},
-    "Sparse, nothing to skip": {"method": "sparse", "kind": "diffuse"},
+    "Nothing to skip": {"method": "sparse"},
 }
-PAGE = Page(
-    "bench",
-    "Approximation bench",
-    _SUMMARY,
-    20,
-    BenchInputs,
-    preview,
-    verdict,
-    _PRESETS,
-    seconds=60.0,
-    short="Where it breaks",
-)
+PAGE = Page("bench", "Where it breaks", _SUMMARY, 20, BenchInputs, preview, verdict, _PRESETS, seconds=60.0)

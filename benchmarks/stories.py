@@ -24,7 +24,9 @@ from avow.lab.reading_data import plain_reading
 WRITTEN = 5
 """Words that the model writes on."""
 HEADS = {"induction": (18, 6), "resting": (18, 3), "wide": (2, 3)}
-"""Heads of the first story, by what they do: layer and head."""
+"""Heads by what they do: layer and head."""
+HEADS_OF = "teapot"
+"""The story that they read."""
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
         path = Path(stories.__file__).parent / f"{name}.js"
         file_io.write(path, stories.script_of(name, plain))
         print(f"{name}: {reading.prompt} tokens, {path.stat().st_size >> 10} KiB")
-        if name == stories.story_names()[0]:
+        if name == HEADS_OF:
             for kind, (layer, head) in HEADS.items():
                 assert reading.kinds[layer * reading.heads + head] == kind, f"layer {layer}, head {head} is not {kind}"
             save_heads(loaded, story["text"])

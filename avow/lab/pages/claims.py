@@ -294,7 +294,5 @@ def _curves(claim: Claim, variant: str, case: tuple[Fraction, ...]) -> list[list
     return curves
 
 
-_SUMMARY = (
-    "What is said of attention. Each statement has a verdict on record; open one, and its proof runs again. Or guess."
-)
+_SUMMARY = "What is said of attention. Each statement has a verdict on record. Open one to see why, or guess first."
 PAGE = Page("claims", "Claims", _SUMMARY, 30, ClaimsInputs, preview, verdict, seconds=40.0, static=static)

@@ -89,12 +89,12 @@ function ask(word, trail = []) {
 const slot = element("span", {id: "slot", "aria-hidden": "true"});
 
 function layText() {
-  const visible = (word, t) => t ? word.trim() || word.replaceAll("\n", "↵") : "start";
+  const visible = (word, t) => t ? word.trim() || (word.includes("\n") ? "↵" : word) : "start";
   spans = reading.words.map((word, t) => element("span", {className: "word"}, visible(word, t)));
   // White space around a word is not coloured; what is nothing else can be seen all the same.
   nodes = reading.words.map((word, t) => word.trim() && t
     ? [word.slice(0, word.search(/\S/)), spans[t], word.slice(word.trimEnd().length)]
-    : [spans[t], ...word.match(/\n/g) ?? []]);
+    : [spans[t], word.includes("\n") ? word.slice(word.indexOf("\n")) : ""]);
   spans.forEach((span, t) => {
     span.dataset.t = t;
     span.classList.toggle("start", !t);
@@ -208,7 +208,7 @@ function draw() {
 }
 
 function drawNext() {
-  const rows = compared(asking(), state.s), longest = Math.max(...rows.flatMap(({exact, near}) => [exact, near]));
+  const rows = compared(asking(), state.s);
   const list = at("next"), said = share => share === null ? "–" : percent(share);
   const both = name => ["exact", "near"].map(className => element(name, {className}));
   while (list.children.length < rows.length) {
@@ -219,8 +219,8 @@ function drawNext() {
     const [name, bars, one, two] = list.children[i].children;
     name.textContent = quoted(word).slice(1, -1);
     list.children[i].classList.toggle("best", word === best);
-    bars.children[0].style.scale = `${(exact ?? 0) / longest} 1`;
-    bars.children[1].style.scale = `${(near ?? 0) / longest} 1`;
+    bars.children[0].style.scale = `${exact ?? 0} 1`;
+    bars.children[1].style.scale = `${near ?? 0} 1`;
     [one.textContent, two.textContent] = [said(exact), said(near)];
   });
   at("asks").textContent = `After ${quoted(state.word ? reading.words[state.word] : "start")}`;
@@ -364,7 +364,8 @@ export const linkTo = head => {
 /** The head with the heaviest weight on a word far back. */
 function farSighted() {
   const {n, weights} = asking(), far = h => Math.max(...weights.subarray(h * n + 1, h * n + Math.ceil(n * 0.7)));
-  return [...reading.kinds.keys()].reduce((best, h) => far(h) > far(best) ? h : best);
+  const looking = [...reading.kinds.keys()].filter(h => reading.kinds[h] !== "resting");
+  return looking.reduce((best, h) => far(h) > far(best) ? h : best);
 }
 
 const small = words => element("small", {}, words);

@@ -94,8 +94,9 @@ export function sentence(reading, row, s) {
   const word = near === exact ? `is still ${quoted(exact)}` : `changes from ${quoted(exact)} to ${quoted(near)}`;
   if (short) return `This text is too short to skip anything: all of it is read, and the next word ${word}.`;
   const error = percent(reading.stops[s - 1]), read = percent(row.read[s]);
-  return `Every head may be off by ${error} of its longest value: reading ${read} of the words is proved to be enough, `
-    + `and the next word ${word}.`;
+  // What is proved is about each head; what that does to the next word is tried.
+  return `Proved: ${read} of all readings are enough for every head to stay within ${error} of its longest value. `
+    + `Tried: the next word ${word}.`;
 }
 
 /** What an address says: story, asking word, head, position of the slider; null or 0 where it says nothing usable. */

@@ -42,6 +42,7 @@ from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreach
 from avow.methods import all_methods, checked_class, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
 from avow.numerics.rounding import unit
+from avow.parameters import named_arguments
 from avow.planner import Plan
 
 # What autocast converts.
@@ -247,6 +248,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(narrow) if isinstance(x, Tensor) and x.dtype in _NARROWED else x for x in tensors)
 
 
+@named_arguments(method="name it to attend: a plan compares all methods")
 @own_arithmetic
 def plan(
     q: Tensor,
@@ -320,6 +322,11 @@ def plan(
     return _make_plan(problem.measure_norms(), requirement, rates(sizes.device), sizes, thrifty=False)
 
 
+@named_arguments(
+    tol="ask the certificate: audit(...).certificate.keeps(tol)",
+    rtol="ask the certificate: audit(...).certificate.keeps(rtol=rtol)",
+    rows="coverage= and confidence= say how many rows are recomputed",
+)
 @own_arithmetic
 def audit(
     out: Tensor,
@@ -396,6 +403,7 @@ def audit(
     return audit_rows(out.detach(), p.measure_norms(), method_from(method, {}), coverage, confidence, generator)
 
 
+@named_arguments(v="values do not matter: leave them out")
 @own_arithmetic
 def features_needed(
     q: Tensor,
@@ -519,6 +527,9 @@ def _attend_by(
         limit = getattr(requirement, name)
         if limit is not None and not certificate.keeps(**{name: limit}):
             rule, remedy = f"is below the {bound:.2e} it can prove{scope}", f'use method="auto" or a wider {name}'
+            if chosen.random and requirement.coverage is None:
+                more = "".join(f"more {p.name}, " for p in chosen.declared()[:1])
+                remedy = f"{remedy}, {more}or coverage=0.99 to have a sample of its rows recomputed"
             raise ToleranceUnreachable(f"{chosen.name}: {name}", limit, rule, remedy, bound)
     return attended
 
@@ -577,6 +588,9 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
             return BoundEstimate(0.0, "deterministic", True, "there is nothing to attend to")
         with torch.no_grad():
             estimate = method.estimate_bound(detached, requirement.confidence)
+        if requirement.coverage is not None and method.random and math.isinf(estimate.bound):
+            reason = "what recomputed rows would show is not known before it runs: name it with method="
+            return dataclasses.replace(estimate, reason=reason)
         return estimate.for_answers(length) if method.is_exact and length < 1 else estimate
 
     offers = planner.candidates(sizes, known)

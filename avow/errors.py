@@ -103,7 +103,11 @@ class FileError(InputError):
 
 
 class MissingPackage(AvowError):
-    """An optional package this needs is not installed."""
+    """An optional package this needs is not installed, or too old."""
+
+    def __str__(self) -> str:
+        absent = self.value == "missing"
+        return f"{self.name} is not installed; it {self.rule}; {self.remedy}" if absent else super().__str__()
 
 
 class LostRank(AvowError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -28,6 +29,28 @@ from torch import Tensor, nn
 
 from avow.errors import DtypeError, InputError, ParameterError, value_text
 
+# Names that other libraries have for the same.
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "embed_dim": ("width",),
+    "d_model": ("width",),
+    "hidden_size": ("width",),
+    "num_heads": ("heads",),
+    "n_heads": ("heads",),
+    "num_attention_heads": ("heads",),
+    "kv_heads": ("key_heads",),
+    "num_kv_heads": ("key_heads",),
+    "num_key_value_heads": ("key_heads",),
+    "head_dim": ("dim",),
+    "is_causal": ("causal",),
+    "attn_mask": ("mask",),
+    "bf16": ("bfloat16",),
+    "fp16": ("float16",),
+    "half": ("float16",),
+    "fp32": ("float32",),
+    "float": ("float32",),
+    "fp64": ("float64",),
+    "double": ("float64",),
+}
 _C = TypeVar("_C", bound=Callable[..., Any])
 _NUMBERS = frozenset((float, Fraction))
 
@@ -78,7 +101,13 @@ def check_key_heads(heads: int, key_heads: int) -> None:
     """Raise unless query heads share the key heads evenly."""
     check_count("key_heads", key_heads)
     if heads % key_heads:
-        raise ParameterError("key_heads", key_heads, f"must divide heads={heads}", "use 1, or heads itself")
+        fits = [str(x) for x in range(1, heads + 1) if heads % x == 0]
+        raise ParameterError("key_heads", key_heads, f"must divide heads={heads}", f"use {' or '.join(_few(fits))}")
+
+
+def _few(words: list[str]) -> list[str]:
+    """As few words as a message needs: all but the last joined by commas."""
+    return words if len(words) < 3 else [", ".join(words[:-1]), words[-1]]
 
 
 def as_float(value: object) -> float:
@@ -155,7 +184,7 @@ def check_parameters(owner: str, kind: type, given: Mapping[str, Any]) -> None:
     known = {p.name: p for p in parameters_of(kind)}
     for name, value in given.items():
         if name not in known:
-            remedy = f"known parameters: {', '.join(known) or 'none'}"
+            remedy = suggestion(name, known, f"known parameters: {', '.join(known) or 'none'}")
             place = f"{owner}: {name}" if owner else name
             raise ParameterError(place, value_text(value), "is not a parameter", remedy)
         known[name].check(owner, value)
@@ -182,8 +211,8 @@ def declared(owner: str = "") -> Callable[[_C], _C]:
         def run(*arguments: Any, **options: Any) -> Any:
             try:
                 given = signature.bind(*arguments, **options).arguments
-            except TypeError:
-                return thing(*arguments, **options)  # Python's own words for what is missing
+            except TypeError as error:
+                raise _misfit(thing, signature, arguments, options, error, {}) from None
             for name, value in given.items():
                 parameter = signature.parameters[name]
                 if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or value is parameter.default:
@@ -195,6 +224,55 @@ def declared(owner: str = "") -> Callable[[_C], _C]:
         return typing.cast("_C", run)
 
     return checked
+
+
+def named_arguments(**advice: str) -> Callable[[_C], _C]:
+    """A function that answers to arguments it does not have: with `advice` on them, or with the name that is near."""
+
+    def checked(function: _C) -> _C:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            try:
+                signature.bind(*arguments, **options)
+            except TypeError as error:
+                raise _misfit(function, signature, arguments, options, error, advice) from None
+            return function(*arguments, **options)
+
+        return typing.cast("_C", run)
+
+    return checked
+
+
+def suggestion(name: object, known: Iterable[str], otherwise: str) -> str:
+    """The known name that was probably meant, as a question; if none is near, what is said `otherwise`.
+
+    >>> suggestion("feature", ["features", "orthogonal"], ""), suggestion("num_heads", ["width", "heads"], "")
+    ('did you mean features?', 'did you mean heads?')
+    """
+    names = list(known)
+    near = [alias for alias in _ELSEWHERE.get(str(name), ()) if alias in names]
+    near = near or difflib.get_close_matches(str(name), names, 1, 0.7)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+def _misfit(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+    error: TypeError,
+    advice: Mapping[str, str],
+) -> Exception:
+    """Why arguments do not fit a signature, in the names that people call it by."""
+    public = type(arguments[0]).__name__ if function.__name__ == "__init__" and arguments else function.__name__
+    names = [name for name in signature.parameters if name != "self"]
+    for name, value in options.items():
+        remedy = advice.get(name, "") or suggestion(name, names, "")
+        if name not in names and remedy:
+            return ParameterError(name, value_text(value), f"is not an argument of {public}", remedy)
+    return TypeError(f"{public}() {error}")
 
 
 def _hint(function: Callable[..., Any], annotation: Any) -> Any:

@@ -253,5 +253,7 @@ def _shortfall(estimate: BoundEstimate, tol: float | None, accept: frozenset[Kin
         return estimate.reason or "makes no promise here"
     if estimate.kind not in accept:
         return f"its promise is {estimate.kind}; pass confidence= or coverage= to accept it"
-    limit = math.inf if tol is None else tol if estimate.certain else tol * margin
-    return (estimate.reason or f"cannot prove {tol:.3g}") if estimate.bound > limit else ""
+    if tol is None or estimate.bound <= (tol if estimate.certain else tol * margin):
+        return ""
+    near = f"expected {estimate.bound:.1e}, too near to {tol:.3g} to try"
+    return estimate.reason or (near if estimate.bound <= tol else f"cannot prove {tol:.3g}")

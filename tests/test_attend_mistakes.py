@@ -52,6 +52,34 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         "k heads=1 must equal q's 2 heads; pass enable_gqa=True for grouped queries",
     ),
     (
+        "heads that no grouping could share",
+        (_Q, _Q.expand(2, 2, 5, 4).reshape(1, 4, 5, 4)[:, :3], _Q.expand(2, 2, 5, 4).reshape(1, 4, 5, 4)[:, :3]),
+        {},
+        ShapeError,
+        "k heads=3 must equal q's 2 heads; give each query head its own keys",
+    ),
+    (
+        "tolerance of zero",
+        (_Q, _Q, _Q),
+        {"tol": 0},
+        ParameterError,
+        "tol=0 must be a number above 0; try tol=1e-2, or leave it out for exact",
+    ),
+    (
+        "method that was nearly spelt",
+        (_Q, _Q, _Q),
+        {"method": "exat"},
+        UnknownMethod,
+        "method='exat' is not a method; did you mean exact?",
+    ),
+    (
+        "parameter that was nearly spelt",
+        (_Q, _Q, _Q),
+        {"method": "random_features", "feature": 64},
+        ParameterError,
+        "random_features: feature=64 is not a parameter; did you mean features?",
+    ),
+    (
         "heads that do not divide",
         (_Q, _Q.expand(2, 2, 5, 4).reshape(1, 4, 5, 4)[:, :3], _Q.expand(2, 2, 5, 4).reshape(1, 4, 5, 4)[:, :3]),
         {"enable_gqa": True},
@@ -155,21 +183,21 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         (_Q, _Q, _Q),
         {"tol": -1e-3},
         ParameterError,
-        "tol=-0.001 must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+        "tol=-0.001 must be a number above 0; try tol=1e-2, or leave it out for exact",
     ),
     (
         "nan tolerance",
         (_Q, _Q, _Q),
         {"tol": math.nan},
         ParameterError,
-        "tol=nan must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+        "tol=nan must be a number above 0; try tol=1e-2, or leave it out for exact",
     ),
     (
         "tolerance in words",
         (_Q, _Q, _Q),
         {"tol": "small"},
         ParameterError,
-        "tol=small must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+        "tol='small' must be a number above 0; pass a number, without quotes",
     ),
     (
         "confidence",
@@ -271,7 +299,7 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
                 "tol",
                 10**400,
                 {},
-                "tol=an integer of 1329 bits must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+                "tol=an integer of 1329 bits must be a number above 0; try tol=1e-2, or leave it out for exact",
             ),
             ("sigma", "1", {"kernel": "rbf"}, 'sigma=1 must be a positive number; pass sigma=1.0 with kernel="rbf"'),
             (
@@ -305,3 +333,28 @@ def test_a_mistake_is_told_its_name_value_rule_and_remedy(
 def test_a_word_where_a_number_belongs_is_told_so_too(options: dict[str, Any]) -> None:
     with pytest.raises(avow.InputError, match=next(iter(options))):
         avow.attend(_Q, _Q, _Q, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: avow.audit(_Q, _Q, _Q, _Q, tol=0.1), "tol=0.1 is not an argument of audit; ask the certificate: "),
+        (
+            lambda: avow.audit(_Q, _Q, _Q, _Q, rows=9),
+            "rows=9 is not an argument of audit; coverage= and confidence= say",
+        ),
+        (
+            lambda: avow.audit(_Q, _Q, _Q, _Q, coverag=0.9),
+            "coverag=0.9 is not an argument of audit; did you mean coverage?",
+        ),
+        (lambda: avow.plan(_Q, _Q, _Q, method="exact"), "method='exact' is not an argument of plan; name it to attend"),
+        (lambda: avow.features_needed(_Q, _Q, v=_Q, tol=0.1), "v=a float32 tensor of shape (1, 2, 5, 4) is not an"),
+        (lambda: avow.record("x"), "model='x' must be a torch.nn.Module; pass one, or leave it out"),
+    ],
+)
+def test_an_argument_that_there_is_not_is_answered_with_one_that_there_is(call: Any, words: str) -> None:
+    with pytest.raises(ParameterError) as refused:
+        call()
+    assert str(refused.value).startswith(words)
+    with pytest.raises(TypeError, match=r"^audit\(\) missing a required argument: 'v'$"):
+        avow.audit(_Q, _Q, _Q)

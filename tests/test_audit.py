@@ -259,3 +259,9 @@ def _latent(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     keys, values = weights @ k[:end], weights @ v[:end]
     far = scale * (q @ keys.T) + np.log(np.longdouble(end)) - np.log(np.longdouble(64))
     return _softmax(np.concatenate([far, scale * (q @ k[end:].T)], 1), 1) @ np.concatenate([values, v[end:]])
+
+
+def test_an_audit_does_not_say_who_computed_the_answer() -> None:
+    q, k, v = torch.randn(3, 1, 2, 9, 4).unbind()
+    shown = str(avow.audit(torch.nn.functional.scaled_dot_product_attention(q, k, v), q, k, v))
+    assert "\n  compared with the target of exact\n" in shown and "method" not in shown

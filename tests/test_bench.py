@@ -360,7 +360,9 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert run("--device", "cuda", code=2).stderr == "avow: device=cuda is not available; use --device cpu\n"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("avow.cli.bench.find_spec", lambda name: None)
-    line = "avow: triton=missing is needed by the kernels on a GPU; pip install triton, or use --device cpu\n"
+    line = (
+        "avow: triton is not installed; it is needed by the kernels on a GPU; pip install triton, or use --device cpu\n"
+    )
     assert run(code=2).stderr == line
 
 

@@ -209,6 +209,20 @@ def test_a_file_that_lies_is_refused_by_the_field_though_its_digest_is_right(
     assert words in str(refused.value) and str(path) in str(refused.value)
 
 
+def test_what_appending_finds_again_is_not_checked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KeyValueCache(2, 16)
+    cache.append(*tokens(cache, 1000))
+    cache.save(tmp_path / "cache")
+
+    def measured(x: Tensor) -> Tensor:
+        assert not x.numel(), "values are measured a second time"
+        return x.new_zeros(x.shape[:-1], dtype=torch.float64)
+
+    monkeypatch.setattr(token_buffers, "lengths", measured)
+    monkeypatch.setattr(token_buffers, "spread_holds", lambda *given: pytest.fail("keys are read a second time"))
+    assert KeyValueCache.load(tmp_path / "cache").length == 1000
+
+
 def test_a_forgery_of_nothing_is_the_file_itself(tmp_path: Path) -> None:
     path, cache = tmp_path / "cache", filled()
     cache.save(path)

@@ -115,7 +115,8 @@ def test_a_check_that_raises_has_not_rejected_anything(problem: BaseException) -
     assert one.judge().as_recorded
     found = one.judge_sabotage("raises")
     assert found.verdict == "no verdict" and found.raised and not found.rejected
-    assert found.trouble == f"the check raised {type(problem).__name__}: {problem}"
+    line = check.__code__.co_firstlineno + 2
+    assert found.trouble == f"the check raised {type(problem).__name__}: {problem} (line {line})"
 
 
 def test_a_sabotage_is_rejected_when_the_check_says_no() -> None:

@@ -27,6 +27,20 @@ def gullible(other):
     yield toolbox.identity(1, 1, "whatever it is told")
 """
 
+MISTAKES = """
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import claim
+
+words = {"topic": "t", "expected": "proved", "statement": "1 = 2", "plain": "One is two."}
+
+@claim("false", subject=2, sabotage={"worse": 3}, **words)
+def false(other):
+    yield toolbox.identity(1, other, "they are equal")
+
+@claim("crash", subject=0, sabotage={"worse": 3}, **words)
+def crash(other):
+    yield toolbox.identity(1 / other, 1, "they are equal")
+"""
 
 run, refused = (functools.partial(act, "claims") for act in (command.run, command.refused))
 
@@ -55,6 +69,22 @@ def test_the_list_names_every_claim_with_its_record() -> None:
     ]
 
 
+def test_the_list_is_narrowed_by_the_verdict_on_record() -> None:
+    narrowed = json.loads(run("list", "--user", SAMPLE, "--verdict", "refuted", "--json").stdout)["claims"]
+    assert [claim["id"] for claim in narrowed] == ["primes-odd"]
+    assert refused("list", "--user", SAMPLE, "--verdict", "true") == (
+        "avow: verdict='true' is not one on record; use one of proved, refuted, corrected, supported"
+    )
+
+
+def test_a_false_identity_and_a_crash_say_what_to_do_and_where() -> None:
+    Path("own.py").write_text(MISTAKES)
+    false, crash = json.loads(run("run", "--user", "own.py", "--json", code=1).stdout)["claims"]
+    assert (false["verdict"], crash["verdict"]) == ("no verdict", "no verdict")
+    assert "differ by -1; to refute a statement, yield toolbox.counterexample with numbers" in false["trouble"]
+    assert crash["trouble"] == "the check raised ZeroDivisionError: division by zero (line 13)"
+
+
 def test_the_catalogue_is_listed_whole() -> None:
     from avow.theory.claims import catalogue
 
@@ -70,8 +100,9 @@ def test_a_run_gives_every_verdict_writes_the_page_and_ends_well() -> None:
     assert "refuted" in rows["primes-odd"] and "supported" in rows["cosine-small"]
     assert "4 claims: 1 proved, 1 corrected, 1 refuted and 1 supported." in done.stdout
     assert "all 5 broken variants rejected" in " ".join(done.stdout.split())
-    assert "[1/4]" in done.stderr and done.stderr.endswith("wrote out/claims.html\n")
-    assert Path("out/claims.html").read_text().startswith("<!doctype html>")
+    assert "[1/4]" in done.stderr and done.stderr.endswith("wrote out/claims-sample_claims.html\n")
+    assert not Path("out/claims.html").exists(), "that is the catalogue's"
+    assert Path("out/claims-sample_claims.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_verdict_that_differs_and_a_sabotage_that_passes_fail_the_run_by_name() -> None:

@@ -137,7 +137,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Findin
     ("id", "verdict", "trouble"),
     [
         ("fine", "proved", ""),
-        ("raises", "no verdict", "the check raised ValueError: no ?"),
+        ("raises", "no verdict", "the check raised ValueError: no ? (line 16)"),
         ("threads", "proved", ""),
         ("after", "proved", ""),
         ("orphan", "no verdict", "it needs the claim no-such-claim, and there is none of that name"),

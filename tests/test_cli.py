@@ -247,7 +247,7 @@ def test_a_plan_without_hope_says_so() -> None:
 
 def test_a_wrong_tolerance_is_refused() -> None:
     line = refused("plan", "--tol", "-1")
-    assert line == "avow: tol=-1.0 must be a number of at least 0; try tol=1e-2, or leave it out for exact"
+    assert line == "avow: tol=-1.0 must be a number above 0; try tol=1e-2, or leave it out for exact"
 
 
 def test_the_version_is_shown() -> None:
@@ -278,7 +278,7 @@ def test_a_plan_is_made_for_a_relative_tolerance() -> None:
     document = json.loads(run(*arguments, "--json").stdout)
     assert (document["tol"], document["rtol"]) == (None, 1e-2) and 0 < document["aim"] < 1e-2
     assert "plan for relative tolerance 0.01, which is about" in run(*arguments).stdout
-    assert "rtol=-1.0 must be a number of at least 0" in refused("plan", "--rtol", "-1")
+    assert "rtol=-1.0 must be a number above 0" in refused("plan", "--rtol", "-1")
 
 
 def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:

@@ -178,7 +178,11 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
         (["relu-linear", "--from", "0"], "interval=from 0 to None has one end; give --from and --to, or neither"),
         (["relu-linear", "--from", "1", "--to", "1/2"], "relu_linear: interval=(1, 1/2) must rise from its first end"),
         (["robust-heads", "--orthonormal", "1"], "robust_heads: n=1 must be at least 2; give two keys or more"),
-        (["relu-linear", "--slope", "1/3"], "relu_linear: m=1/3 is not a float64 number"),
+        (
+            ["relu-linear", "--slope", "1/3"],
+            "slope=1/3 is not a float64 number, and a rounded slope drifts from the line without end; give --from and "
+            "--to, or a slope that the type holds, such as 1/4",
+        ),
         (["relu-piecewise", "--formula", "x", "--from", "a"], "from='a' is not a number; try --from 0.5, or 1/3"),
         (["relu-piecewise", "--formula", "x^2"], "formula='x^2' uses ^, which is not a power here; write x**2"),
         (["relu-square", "--png", "a.pdf"], "png=a.pdf must be a .png file; try --png a.png"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -365,6 +368,23 @@ def test_what_was_learnt_under_inference_mode_can_be_copied_outside() -> None:
     assert judged(copy.deepcopy(cache), q, 0.05).method == judged(cache, q, 0.05).method == "sparse"
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["exact", "sparse"])
+def test_a_cache_is_pickled_without_what_was_compiled_for_it(sparse: bool) -> None:
+    cache = filled()
+    q = queries(cache.tokens[0], 4, sharp=6.0)
+    own = judged(cache, q, 0.05, method="sparse") if sparse else cache.attend(q).certificate
+    assert own.method == ("sparse" if sparse else "exact")
+    stored, kept = io.BytesIO(), pickle.dumps(cache)
+    torch.save(cache, stored)
+    stored.seek(0)
+    for other in (pickle.loads(kept), torch.load(stored, weights_only=False)):
+        assert judged(other, q, 0.05, method="sparse").method == "sparse"
+        other.append(*tokens(cache, 1))
+        other.tokens[0].zero_()
+        assert other.length == cache.length + 1 and not bool(other._buffers["keys"][:, :, : other.length].any())
+    assert len(kept) < 1.2 * cache.nbytes + 5000, "no token is stored twice"
+
+
 # Several queries, windows and sinks
 
 
@@ -505,7 +525,7 @@ def test_heads_that_look_everywhere_are_answered_exactly() -> None:
     assert {x.method for x in found} == {"exact"} and max(x.bound for x in found) < 1e-3
     looked = [i for i, x in enumerate(found) if x.reason == "most of the tokens would have to be read in full"]
     assert looked == [0, 2, 5, 10]
-    assert found[3].reason == "sparse decoding did not pay; retrying in 1 steps"
+    assert found[3].reason == "sparse decoding did not pay; retrying in 1 step"
     # Soon after they look at few, that is noticed.
     assert judged(cache, 6 * cache.tokens[0][:, :, 7:8].repeat_interleave(2, 1), 1e-2).method == "exact"
     assert [judged(cache, queries(cache.tokens[0], 4, sharp=8.0), 1e-2).method for _ in range(9)][-1] == "sparse"
@@ -537,20 +557,34 @@ def test_nothing_is_compiled_before_a_step_needs_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_without_numba_the_certificate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    cpu.unavailable.cache_clear()
-    try:
-        cache = filled()
-        q = queries(cache.tokens[0], 4, sharp=6.0)
-        text = "numba is not installed (pip install 'avow[cpu]')"
+def test_without_numba_the_certificate_says_so_until_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = filled()
+    q = queries(cache.tokens[0], 4, sharp=6.0)
+    text = "numba is not installed (pip install 'avow[cpu]')"
+    with monkeypatch.context() as without:
+        without.setattr("importlib.util.find_spec", lambda name: None)
         for _ in range(2):
             certificate = judged(cache, q, 0.05)
             assert certificate.method == "exact" and certificate.reason == text
         certificate = judged(cache, q, 0.05, method="sparse")
         assert certificate.method == "sparse" and certificate.reason.endswith(f"; without compiled code: {text}")
+    assert judged(cache, q, 0.05).method == "sparse", "in the same process"
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_waits_for_the_compiler_is_told_once(
+    slow: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu, "_PATIENCE", 0.01 if slow else 60.0)
+    monkeypatch.setattr(cpu, "_stages", lambda: time.sleep(0.3))
+    cpu._uncompiled.cache_clear()
+    try:
+        assert [cpu.unavailable() for _ in range(3)] == [""] * 3
     finally:
-        cpu.unavailable.cache_clear()
+        cpu._uncompiled.cache_clear()
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    text = "compiling CPU decoding steps, once per machine and release: about half a minute"
+    assert told == ([("WARNING", text)] if slow else [])
 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,11 +592,11 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("no space left\nand more")
 
     monkeypatch.setattr(cpu, "_stages", none)
-    cpu.unavailable.cache_clear()
+    cpu._uncompiled.cache_clear()
     try:
         assert cpu.unavailable() == "numba could not compile (RuntimeError: no space left)"
     finally:
-        cpu.unavailable.cache_clear()
+        cpu._uncompiled.cache_clear()
 
 
 @pytest.mark.parametrize(

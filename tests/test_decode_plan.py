@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -112,10 +113,31 @@ def test_a_plan_is_one_json_document() -> None:
     assert json.loads(json.dumps(planned(64).plain()))["sparse_seconds"] is None
 
 
-def test_a_plan_prints_its_figures() -> None:
-    shown = str(planned())
-    assert "100,000 tokens, 4 heads on 2" in shown and "(made up)" in shown and "reads 10.0%" in shown
-    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["exact", "sparse", "SDPA"]
+def test_a_plan_prints_its_figures_what_they_rest_on_and_what_follows() -> None:
+    lines = str(dataclasses.replace(planned(), kept_source="assumed")).splitlines()
+    assert lines[:2] == [
+        "a decoding step over 100,000 tokens, one layer",
+        "4 heads on 2 key heads, dimension 16, float32, cpu",
+    ]
+    assert [line.split()[0] for line in lines[3:6]] == ["exact", "sparse", "PyTorch's"] and "1 s" in lines[3]
+    assert lines[6] == ("sparse: 10.0% of the tokens read, assumed: pass kept=, or find it with avow.nn.share_of_heads")
+    assert "times: made up" in lines
+    assert lines[-2].startswith("sparse: 300 ms a step, 3.3 times as fast as exact, 13.3 times as fast as SDPA")
+    assert lines[-1].startswith(
+        "sparse pays from 16,384 tokens on if 10.0% of them are read, and here if less than 45%"
+    )
+
+
+def test_what_would_stay_on_a_device_is_said_of_a_device_alone() -> None:
+    plan = planned()
+    on_gpu = dataclasses.replace(plan, sizes=dataclasses.replace(plan.sizes, device="cuda"))
+    said = ["host memory" in " ".join(one.notes()) for one in (plan, on_gpu)]
+    assert said == [False, True]
+
+
+def test_sparse_that_pays_at_any_share_says_so() -> None:
+    plan = planned(rates=dataclasses.replace(RATES, read=1e-6))
+    assert plan.pays_below == 1.0 and plan.verdict[-1].endswith("if 10.0% of them are read, and here however many are")
 
 
 def test_nothing_is_measured_where_that_is_off() -> None:
@@ -135,7 +157,7 @@ def test_twice_the_batch_takes_twice_as_long_beside_the_overhead() -> None:
     ("given", "words"),
     [
         ({"tokens": 0}, "tokens=0 must be a whole number of at least 1; try tokens=64"),
-        ({"heads": 4, "key_heads": 3}, "key_heads=3 must divide heads=4; use 1, or heads itself"),
+        ({"heads": 4, "key_heads": 3}, "key_heads=3 must divide heads=4; use 1, 2 or 4"),
         ({"kept": 1.5}, "kept=1.5 must be from 0 to 1; try kept=0.1"),
         ({"kept": math.nan}, "kept=nan must be from 0 to 1; try kept=0.1"),
         ({"queries": 9, "tokens": 8}, "queries=9 exceeds the 8 tokens; try queries=8"),
@@ -195,6 +217,7 @@ class PlantedTimer(StepTimer):
     """Seconds that follow RATES from what a call did, whatever it took."""
 
     sketched = False
+    disturbed = False
 
     def once(self, call: Callable[[], object]) -> float:
         answer = call()
@@ -262,31 +285,45 @@ def test_float64_is_never_sparse_by_itself_and_says_why(planted: None) -> None:
     assert found.sparse is None and "float64" in found.unfit
 
 
-def test_a_timer_gives_up_and_notices_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("linux", [False, True])
+def test_a_timer_gives_up_and_notices_that_it_waited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, threads: int, linux: bool
+) -> None:
     wall, own = [0.0], [0.0]
-    monkeypatch.setattr(decode_rates.time, "monotonic", lambda: wall[0])
-    monkeypatch.setattr(decode_rates.time, "perf_counter", lambda: wall[0])
-    monkeypatch.setattr(decode_rates.time, "process_time", lambda: own[0])
-    monkeypatch.setattr(decode_rates.torch, "get_num_threads", lambda: 2)
+    for name, clock in (("monotonic", wall), ("perf_counter", wall), ("process_time", own), ("thread_time", own)):
+        monkeypatch.setattr(decode_rates.time, name, lambda clock=clock: clock[0])
+    monkeypatch.setattr(decode_rates.torch, "get_num_threads", lambda: threads)
+    queue = tmp_path / "7" / "schedstat"
+    queue.parent.mkdir()
+    monkeypatch.setattr(decode_rates, "Path", lambda path: tmp_path)
 
     def step(seconds: float, busy: float) -> Callable[[], None]:
         def call() -> None:
             wall[0] += seconds
             own[0] += busy
+            if linux:
+                queue.write_text(f"1 {1e9 * (wall[0] - own[0]):.0f} 3")
 
         return call
 
+    step(0.0, 0.0)()
     timer = StepTimer("cpu", 10.0)
-    assert timer.least(step(0.1, 0.19)) == pytest.approx(0.1) and not timer.disturbed
+    assert timer.least(step(0.1, 0.09)) == pytest.approx(0.09 if threads == 1 else 0.1) and not timer.disturbed
     for _ in range(12):
-        timer.once(step(0.5, 0.2))
+        assert timer.once(step(0.5, 0.2)) == pytest.approx(0.2 if threads == 1 else 0.5)
     assert timer.disturbed
     wall[0] += 10
     with pytest.raises(TooBusy):
         timer.once(step(0.1, 0.1))
-    monkeypatch.setattr(decode_rates.torch, "get_num_threads", lambda: 1)
-    alone = StepTimer("cpu")
-    assert alone.once(step(0.5, 0.2)) == pytest.approx(0.2) and not alone.disturbed
+
+
+def test_making_the_caches_counts_as_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(decode_rates.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(decode_rates, "_Steps", lambda z, tokens: now.__setitem__(0, now[0] + 6.0))
+    with pytest.raises(TooBusy):
+        measure_steps(SIZES)
 
 
 # Keeping.
@@ -323,13 +360,54 @@ def test_steps_are_measured_once_for_each_shape_and_said(file: Path, measured: l
         found = step_rates(sizes, said.append)
         assert found.exact == RATES.exact and found.source.startswith("measured on 2") and str(file) in found.source
     assert measured == [SIZES] and said[-1] == (
-        "measuring decoding steps of these heads on this machine: about 2 s, at most 10 s, once"
+        "measuring decoding steps of these heads on this machine, once: about 2 s, given up after 10 s if other work "
+        "has the processors"
     )
     many = len(said)
     step_rates(dataclasses.replace(sizes, dtype=torch.bfloat16), said.append)
     assert len(measured) == 2 and len(said) == many + 1
     step_rates(sizes, said.append, again=True)
     assert len(measured) == 3
+
+
+def test_what_was_measured_without_numba_is_measured_again_with_it(
+    file: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, unfit = [False], dataclasses.replace(RATES, sparse=None, unfit="numba is not installed")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found(name) if installed[0] else None)
+    monkeypatch.setattr(decode_rates, "measure_steps", lambda z: (RATES if installed[0] else unfit, False))
+    said: list[str] = []
+    assert step_rates(SIZES, said.append).unfit == "numba is not installed" and len(said) == 1
+    assert "-without-numba" in rates_file(SIZES).name and file.name == rates_file(SIZES).name.replace(
+        "-without-numba", ""
+    )
+    installed[0] = True
+    assert step_rates(SIZES, said.append).sparse == RATES.sparse, "in the same process"
+    forget_memory()
+    assert step_rates(SIZES, said.append).sparse == RATES.sparse and len(said) == 2, "and in the next"
+
+
+def test_a_compiler_that_failed_is_asked_again_after_an_hour(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, why = [calibration_file.time.time()], ["numba could not compile (OSError: no space left)"]
+    monkeypatch.setattr(calibration_file.time, "time", lambda: now[0])
+    monkeypatch.setattr(decode_rates, "prepare", lambda tell: why[0])
+    monkeypatch.setattr(
+        decode_rates,
+        "measure_steps",
+        lambda z: (dataclasses.replace(RATES, sparse=None, unfit=why[0]) if why[0] else RATES, False),
+    )
+    assert step_rates(SIZES).unfit == why[0]
+    why[0] = ""
+    assert step_rates(SIZES).sparse is None
+    now[0] += RETRY_SECONDS + 5
+    assert step_rates(SIZES).sparse == RATES.sparse
+
+
+def test_typical_rates_without_numba_have_no_sparse_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert typical(SIZES, "").sparse is not None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert typical(SIZES, "").sparse is None and plan_decode(2**17, 4).chosen == "exact"
 
 
 def test_every_shape_has_a_file_of_its_own() -> None:

@@ -134,7 +134,7 @@ REFUSED = {
     "cache": "ToleranceUnreachable: rtol=1e-12 is less than can be proved, ",
     "unlike": "InputError: rtol at rank 1=0.2 must be as at rank 0, 0.1",
     "unlike cache": "InputError: rtol at rank 1=0.2 must be as at rank 0, 0.1",
-    "no number": "ParameterError: rtol=-0.1 must be a number of at least 0",
+    "no number": "ParameterError: rtol=-0.1 must be a number above 0",
 }
 
 

@@ -223,9 +223,13 @@ def test_an_old_version_is_refused(planted: types.ModuleType, version: str, line
 
 def test_a_missing_package_is_named_with_the_extra_for_the_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flint", None)
-    with pytest.raises(MissingPackage, match=r"^python-flint=missing is needed to prove; pip install 'avow\[rigor\]'$"):
+    with pytest.raises(
+        MissingPackage, match=r"^python-flint is not installed; it is needed to prove; pip install 'avow\[rigor\]'$"
+    ):
         require("flint", purpose="to prove")
-    with pytest.raises(MissingPackage, match=r"^python-flint=missing is needed to look; pip install 'avow\[lab\]'$"):
+    with pytest.raises(
+        MissingPackage, match=r"^python-flint is not installed; it is needed to look; pip install 'avow\[lab\]'$"
+    ):
         require("scipy", "flint", purpose="to look", extra="lab")
     with pytest.raises(KeyError):
         require("no_such_package", purpose="to fail")
@@ -241,7 +245,7 @@ def test_a_package_without_a_version_is_taken_as_new_enough(monkeypatch: pytest.
 
 
 QUICK = ["compare", *SMALL, "--kinds", "diffuse", "--methods", "exact"]
-NO_REPORT = "latex2mathml=missing is needed for the report; pip install 'avow[report]'"
+NO_REPORT = "latex2mathml is not installed; it is needed for the report; pip install 'avow[report]'"
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +410,20 @@ def test_a_cache_made_in_inference_mode_goes_on_outside_of_it() -> None:
     q = asked()
     out, certificate = cache.attend(q, tol=TOL)
     assert bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+def test_a_pickled_cache_goes_on_in_the_buffers_that_its_kernels_write_to() -> None:
+    cache = filled()
+    for _ in range(2):
+        appended(cache)
+        cache.attend(asked(), tol=TOL)
+    other = pickle.loads(pickle.dumps(cache))
+    appended(other)
+    assert other.length == cache.length + 1 and other._longest.data_ptr() == other._store.longest.data_ptr()
+    assert all(torch.equal(mine, theirs[:, :, :-1]) for mine, theirs in zip(cache.tokens, other.tokens, strict=True))
+    q = asked()
+    out, certificate = other.attend(q, tol=TOL)
+    assert bool((errors(other, q, out) <= certificate.rows).all())
 
 
 def test_a_copy_appends_to_its_own_tokens() -> None:

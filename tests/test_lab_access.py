@@ -69,6 +69,21 @@ def test_what_colours_say_is_still_said_in_the_reader_s_own_colours_and_on_paper
         assert kept == "exact"
 
 
+LOST = """() => [...document.querySelectorAll("button")].filter(one => one.checkVisibility() && one.textContent.trim())
+  .filter(one => getComputedStyle(one).color === getComputedStyle(one).backgroundColor).map(one => one.textContent)"""
+
+
+@pytest.mark.parametrize("name", ["", "claims"])
+def test_no_button_is_lost_in_the_reader_s_own_colours(visit: Opener, name: str) -> None:
+    found = visit(name, forced_colors="active")
+    found.settled()
+    assert found.page.evaluate(LOST) == []
+    found.page.evaluate("document.querySelector('#copy-link').style.setProperty('color', 'white', 'important')")
+    found.page.evaluate("document.querySelector('#copy-link').style.forcedColorAdjust = 'none'")
+    found.page.evaluate("document.querySelector('#copy-link').style.setProperty('background', 'white', 'important')")
+    assert found.page.evaluate(LOST) == ["Copy link"], "it would be noticed"
+
+
 def test_the_first_tab_leads_past_the_row_of_pages(visit: Opener) -> None:
     found = visit("relu")
     found.settled()

@@ -336,7 +336,7 @@ def test_a_copy_has_every_claim_with_all_that_the_page_shows(monkeypatch: pytest
     for row in found["ledger"]:
         claim = catalogue()[row["id"]]
         assert (row["plain"], row["recorded"], row["word"]) == (claim.plain, claim.expected, claim.expected)
-        assert "<math" in row["html"] and "Evidence" in row["judged"] and 'class="figure"' not in row["judged"]
+        assert "<math" in row["html"] and "Evidence" in row["judged"]
         assert row["says"].startswith("Judged when this copy was made, in ") and row["reason"]
     json.loads(json_bytes(found))
 
@@ -509,6 +509,9 @@ def test_a_copy_opened_from_a_disk_shows_filters_and_asks(
     page.click("#ledger a[href$=finite-mask]")
     assert page.inner_text("#title") == catalogue()["finite-mask"].plain and page.inner_text("#mark") == "refuted"
     assert page.inner_text("#says").startswith("Judged when this copy was made") and "<ol" in page.inner_html("#judged")
+    page.goto(f"{file.as_uri()}?claim=relu-linear-b")
+    page.wait_for_selector("#seen .figure svg .line", state="attached")
+    page.click("#ledger a[href$=finite-mask]")
     assert page.locator("#attack").is_hidden() and "not in a copy" in page.inner_text("#note")
     page.check("#modes input[value='guess first']", force=True)
     page.wait_for_selector("#quiz:not([hidden])")

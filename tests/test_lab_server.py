@@ -589,4 +589,4 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = CliRunner().invoke(app, ["lab", "--no-open"])
     assert done.exit_code == 2
-    assert done.stderr.strip() == "avow: uvicorn=missing is needed for the lab; pip install 'avow[lab]'"
+    assert done.stderr.strip() == "avow: uvicorn is not installed; it is needed for the lab; pip install 'avow[lab]'"

@@ -65,7 +65,7 @@ TABLE = (
     # The surface re-exports, and so stands right above attend.
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
     # A plan for decoding measures steps of a cache, which is loaded then.
-    Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations avow.decode")),
+    Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations avow.decode avow.lab")),
     Layer(names("nn optim distributed"), HOSTS | TENSORS),
     # Nothing but what people look at loads an integration, so it may load its host outright.
     Layer(
@@ -91,7 +91,7 @@ TABLE = (
     # The lab makes tensors of what a reader set, and hands them on.
     Layer(
         names("lab"),
-        PAGES | TENSORS | names("fastapi starlette uvicorn jinja2"),
+        PAGES | TENSORS | names("fastapi starlette uvicorn jinja2 markupsafe"),
         names("uvicorn latex2mathml safetensors"),
     ),
     # A formula that someone types is read into SymPy's terms, as constructions take it.

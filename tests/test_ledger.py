@@ -227,8 +227,8 @@ def test_without_a_prover_the_ledger_says_what_to_install() -> None:
     )
     remedy = "pip install 'avow[rigor]'"
     assert done.stdout.splitlines() == [
-        f"MissingPackage python-flint=missing is needed to judge claims; {remedy}",
-        f"MissingPackage sympy=missing is needed to judge claims; {remedy}",
-        f"MissingPackage scipy=missing is needed to judge claims; {remedy}",
+        f"MissingPackage python-flint is not installed; it is needed to judge claims; {remedy}",
+        f"MissingPackage sympy is not installed; it is needed to judge claims; {remedy}",
+        f"MissingPackage scipy is not installed; it is needed to judge claims; {remedy}",
         f"MissingPackage python-flint=0.8.0 must be at least 0.9 to judge claims; {remedy}",
     ]

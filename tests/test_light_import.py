@@ -34,6 +34,8 @@ def test_subpackages_are_attributes_and_load_nothing_before_they_are_used() -> N
 
 def test_packages_inside_subpackages_are_loaded_when_they_are_used() -> None:
     assert "transformers" in loaded_by("import avow; avow.integrations.transformers.enable")
+    assert "transformers" not in loaded_by("import avow.integrations")
+    assert "transformers" in loaded_by("from avow.integrations import disable, enable")
     code = "import avow; avow.theory.constructions.copy_query; assert 'claims' in dir(avow.theory)"
     assert "transformers" not in loaded_by(code)
     missing = (

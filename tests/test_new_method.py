@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from avow.errors import ParameterError, UnknownMethod
-from avow.methods import GROUP, OWN, named_form
+from avow.methods import GROUP, OWN, method_named, named_form
 from avow.methods.exact import Exact
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
@@ -128,6 +128,13 @@ def test_a_method_object_that_has_no_registered_name_cannot_be_kept_by_name() ->
         named_form(Other())
 
 
+def test_a_file_or_a_class_in_place_of_a_name_is_answered_with_how_to_install_it() -> None:
+    with pytest.raises(UnknownMethod, match=r"with pip, as an entry point of the group avow\.methods$"):
+        method_named("window.py:Window")
+    with pytest.raises(UnknownMethod, match=r"separable, sparse$"):
+        method_named("sparsee")
+
+
 @pytest.mark.parametrize(
     "code, target, why",
     [
@@ -177,6 +184,18 @@ def test_the_comparison_contains_it(site: Path) -> None:
     done = run(site, "-m", "avow", "compare", "--methods", "exact,flattened", *sizes, "--json")
     assert done.returncode == 0, done.stderr
     assert '"flattened"' in json.dumps(json.loads(done.stdout))
+
+
+def test_the_comparison_marks_a_bound_that_its_own_measurement_refutes(tmp_path: Path) -> None:
+    lie = METHOD.replace("softmax_l1_bound((1 - self.warmth +", "softmax_l1_bound(0.0 * (1 - self.warmth +")
+    assert lie != METHOD
+    install(tmp_path, "flattened", lie, "flattened:Flattened")
+    sizes = ("--length", "64", "--heads", "2", "--dim", "8", "--kinds", "copying", "--quick")
+    done = run(tmp_path, "-m", "avow", "compare", "--methods", "exact,flattened", *sizes, "--json")
+    assert done.returncode == 1 and "BROKEN: the bound of flattened(warmth=0.25) on copying heads" in done.stderr
+    rows = json.loads(done.stdout)["workloads"][0]["rows"]
+    broken = {(row["method"], row["parameters"].get("warmth")): row["broken"] for row in rows}
+    assert broken["flattened", 0.25] and not broken["flattened", 1.0] and not broken["exact", None]
 
 
 def test_the_common_suite_judges_it(site: Path) -> None:

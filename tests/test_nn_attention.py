@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import avow
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
 from avow.nn import Attention, Rotary
+from avow.nn import attention as nn_attention
 
 SETTINGS: dict[str, dict[str, Any]] = {"random_features": {"features": 16}, "low_rank": {"rank": 4}}
 every_method = pytest.mark.parametrize("method", list(avow.all_methods()))
@@ -241,7 +242,9 @@ def test_a_method_that_draws_by_its_inputs_leaves_the_graph_and_answers_the_same
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="it depends on numbers"):
         torch.compile(module, backend="eager", fullgraph=True)(x)
-    with pytest.raises(ParameterError, match=f"exported call=Attention by {method} depends on numbers"):
+    with pytest.raises(
+        ParameterError, match=f"call=Attention by {method} cannot be exported: what it does depends on numbers"
+    ):
         torch.export.export(module, (x,))
 
 
@@ -295,14 +298,41 @@ def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
         (
             lambda: Attention(12, 4, key_heads=3),
             ParameterError,
-            "key_heads=3 must divide heads=4; use 1, or heads itself",
+            "key_heads=3 must divide heads=4; use 1, 2 or 4",
         ),
         (lambda: Attention(12, 0), ParameterError, "heads=0 must be a whole number of at least 1"),
-        (lambda: Attention(12, 4, "exakt"), UnknownMethod, "method='exakt' is not a method; known methods: exact"),
+        (lambda: Attention(12, 4, "exakt"), UnknownMethod, "method='exakt' is not a method; did you mean exact?"),
         (
             lambda: Attention(12, 4, rank=3),
             ParameterError,
-            "exact: rank=3 is not a parameter; known parameters: precision",
+            "rank=3 is neither an argument of Attention nor a parameter of exact; known parameters: precision",
+        ),
+        (
+            lambda: Attention(12, 4, kv_heads=2),
+            ParameterError,
+            "kv_heads=2 is neither an argument of Attention nor a parameter of exact; did you mean key_heads?",
+        ),
+        (
+            lambda: Attention(12, 4, tol=1e-2),
+            ParameterError,
+            "tol=0.01 is neither an argument of Attention nor a parameter of exact; give it to certified: "
+            "attention.certified(x, tol=0.01)",
+        ),
+        (
+            lambda: Attention(embed_dim=12, num_heads=4),
+            ParameterError,
+            "embed_dim=12 is not an argument of Attention; did you mean width?",
+        ),
+        (lambda: Attention(12), TypeError, "Attention() missing a required argument: 'heads'"),
+        (
+            lambda: Attention.from_torch(torch.nn.Linear(12, 12)),  # type: ignore[arg-type]
+            ParameterError,
+            "given=Linear must be an nn.MultiheadAttention; pass one",
+        ),
+        (
+            lambda: Attention(12, 4).bfloat16().certified(torch.ones(2, 3, 12).bfloat16(), tol=1e-5),
+            ToleranceUnreachable,
+            "the best bound that can be proved in bfloat16; run the module in float32",
         ),
         (lambda: Attention(12, 4, dropout=1.0), ParameterError, "dropout=1.0 must be at least 0 and below 1"),
         (
@@ -318,12 +348,12 @@ def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
         (
             lambda: Attention(12, 4)(torch.zeros(2, 3, 12), torch.zeros(2, 3, 12)),
             ParameterError,
-            "context=a tensor must be left out; use cross=True",
+            "context=a float32 tensor of shape (2, 3, 12) is given to a module that attends to x itself; leave it out",
         ),
         (
             lambda: Attention(12, 4, cross=True)(torch.zeros(2, 3, 12)),
             ParameterError,
-            "context=None must be given; pass context",
+            "context=None must be given to a module with cross=True; pass context",
         ),
         (
             lambda: Attention(12, 4, cross=True)(torch.zeros(2, 3, 12), torch.zeros(1, 3, 12)),
@@ -366,3 +396,24 @@ def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
 def test_what_does_not_fit_is_said(call: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         call()
+
+
+def test_certified_answers_keep_a_tolerance_relative_to_the_answer() -> None:
+    certificate = Attention(12, 4).certified(torch.randn(2, 9, 12), rtol=1e-2).certificate
+    assert certificate.relative <= 1e-2
+    with pytest.raises(ToleranceUnreachable, match=r"rtol=1e-09 is below"):
+        Attention(12, 4).certified(torch.randn(2, 9, 12), rtol=1e-9)
+
+
+def test_causal_landmarks_are_warned_of_once_and_in_training_alone(caplog: pytest.LogCaptureFixture) -> None:
+    nn_attention._warn_of_landmarks.cache_clear()
+    module, x = Attention(12, 4, "low_rank", rank=4, causal=True), torch.randn(2, 9, 12)
+    module.eval()(x)
+    Attention(12, 4, "low_rank", rank=4)(x)
+    assert caplog.messages == []
+    for _ in range(2):
+        module.train()(x)
+    (told,) = caplog.messages
+    assert told.startswith(
+        "low_rank chooses its landmarks among all keys: in training, causal positions learn something"
+    )

@@ -162,7 +162,7 @@ def test_every_block_of_a_model_is_of_the_method_asked_for() -> None:
     ("fields", "kind", "words"),
     [
         ({"width": 10, "heads": 4}, ParameterError, "width=10 must be divisible by heads=4; use width=12"),
-        ({"key_heads": 3}, ParameterError, "key_heads=3 must divide heads=8; use 1, or heads itself"),
+        ({"key_heads": 3}, ParameterError, "key_heads=3 must divide heads=8; use 1, 2, 4 or 8"),
         ({"layers": 0}, ParameterError, "layers=0 must be a whole number of at least 1; try layers=8"),
         ({"block": 1.5}, ParameterError, "block=1.5 must be a whole number of at least 1"),
         ({"dropout": -0.1}, ParameterError, "dropout=-0.1 must be at least 0 and below 1; try dropout=0.1"),

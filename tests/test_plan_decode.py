@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from avow.cli import plan_decode as cli
 from avow.decode import step_rates as decode_rates
 from avow.decode.plan import DecodePlan
 from tests.test_cli import at_home as at_home
@@ -44,7 +46,7 @@ def test_the_table_says_what_every_figure_rests_on(measured: None) -> None:
     assert lines[1] == "32 heads on 8 key heads, dimension 128, bfloat16, cpu"
     assert [line.split()[0] for line in lines[3:6]] == ["exact", "sparse", "PyTorch's"]
     assert "sparse: 10.0% of the tokens read, assumed: name it with --kept" in words
-    assert "would stay on the device (the sketch and lengths of values); that is not built yet" in words
+    assert "host memory" not in words, "on a CPU it is the device's"
     assert "times: made up" in words and "sparse pays from 16,384 tokens on if 10.0% of them are read" in words
     assert "times as fast as exact" in words and "times as fast as SDPA" in words
 
@@ -95,17 +97,37 @@ def test_measuring_is_said_on_stderr_and_json_stays_alone(tmp_path: Path, monkey
     done = run("plan-decode", *SHAPE, "--json")
     assert json.loads(done.stdout)["exact_seconds"] > 0
     assert done.stderr.endswith(
-        "avow: measuring decoding steps of these heads on this machine: about 2 s, at most 10 s, once\n"
+        "avow: measuring decoding steps of these heads on this machine, once: about 2 s, given up after 10 s "
+        "if other work has the processors\n"
     )
     assert run("plan-decode", *SHAPE, "--json").stderr == ""
     assert "measuring decoding steps" in run("plan-decode", *SHAPE, "--recalibrate").stderr
+
+
+def test_without_numba_nothing_is_looked_for_that_no_step_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli, "_share", lambda *arguments: pytest.fail("a share was looked for"))
+    shown = " ".join(run("plan-decode", *SHAPE, "--kind", "copying").stdout.split())
+    assert "sparse is not used: numba is not installed (pip install 'avow[cpu]')" in shown and "exact: " in shown
+    found = json.loads(run("plan-decode", *SHAPE, "--kind", "copying", "--json").stdout)
+    assert found["kept_source"] == "not looked for" and found["chosen"] == "exact"
+
+
+def test_a_window_bounds_what_is_read_and_kept(measured: None) -> None:
+    found, short = (
+        json.loads(run("plan-decode", *SHAPE, *more, "--json").stdout)
+        for more in (("--window", "4096"), ("--tokens", "4096"))
+    )
+    assert found["window"] == 4096 and short["window"] is None
+    assert found | {"window": None} == short
+    assert "over 4,096 tokens in a window of 4,096, one layer" in run("plan-decode", *SHAPE, "--window", "4096").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--tokens", "0"], "tokens='0' must be at least 1; see avow plan-decode --help"),
-        (["--key-heads", "3"], "key_heads=3 must divide heads=32; use 1, or heads itself"),
+        (["--key-heads", "3"], "key_heads=3 must divide heads=32; use 1, 2, 4, 8, 16 or 32"),
         (["--dtype", "int4"], "dtype='int4' is not known; use one of float64"),
         (["--kept", "2"], "kept=2.0 must be from 0 to 1; try kept=0.1"),
         (["--queries", "9", "--tokens", "8"], "queries=9 exceeds the 8 tokens; try queries=8"),

@@ -78,7 +78,7 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "64", "--link", "0GB/s"], "link='0GB/s' must be above 0 and finite; try --link 400GB/s, or"),
         (["--ranks", "64", "--link", "1e400GB/s"], "link='1e400GB/s' must be above 0 and finite; try"),
         (["--ranks", "64", "--link", "1-1GB/s"], "link='1-1GB/s' has no number before its unit; try"),
-        (["--ranks", "64"], "link=nothing must be given; see avow plan-ranks --help"),
+        (["--ranks", "64"], "link=(not given) must be given; see avow plan-ranks --help"),
         (["--ranks", "0", "--link", "1GB/s"], "ranks='0' must be at least 1; see avow plan-ranks --help"),
         (["--ranks", "-3", "--link", "1GB/s"], "ranks='-3' must be at least 1; see avow plan-ranks --help"),
         (["--ranks", "999", "--link", "1GB/s", "--length", "9"], "ranks=999 cannot be spread over 9 keys and 4 key"),
@@ -86,7 +86,7 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "8", "--link", "1GB/s", "--latency", "-1us"], "latency='-1us' must be at least 0 and finite"),
         (
             ["--ranks", "8", "--link", "1GB/s", "--key-heads", "3"],
-            "key_heads=3 must divide heads=4; use 1, or heads itself",
+            "key_heads=3 must divide heads=4; use 1, 2 or 4",
         ),
         (
             ["--ranks", "8", "--link", "1GB/s", "--queries", "0"],
@@ -108,7 +108,7 @@ def test_weak_scaling_is_drawn() -> None:
             ["--ranks", "8", "--link", "1GB/s", "--tol", "0.1"],
             "option=--tol is not known to avow plan-ranks; it belongs to avow plan and avow plan-decode",
         ),
-        (["--link", "400GB/s"], "ranks=nothing must be given; see avow plan-ranks --help"),
+        (["--link", "400GB/s"], "ranks=(not given) must be given; see avow plan-ranks --help"),
         (
             ["--ranks", "8", "--link", "1GB/s", "--recalibrate"],
             "recalibrate=True would measure this machine, and AVOW_CALIBRATION=off forbids it; unset",

@@ -156,6 +156,7 @@ def test_nothing_dearer_than_exact_is_asked() -> None:
     ("tol", "oracle", "lost"),
     [
         (1e-4, Oracle(1e-3), "cannot prove 0.0001"),
+        (1e-2, Oracle(8.3e-3, certain=False), "expected 8.3e-03, too near to 0.01 to try"),
         (1e-4, Oracle(1e-3, reason="keys too far apart"), "keys too far apart"),
         (1e-2, Oracle(math.inf, "none"), "makes no promise here"),
         (1e-2, Oracle(math.inf, "none", reason="a mask"), "a mask"),

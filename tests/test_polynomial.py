@@ -131,3 +131,33 @@ def test_diffuse_heads_are_expected_to_be_certified_and_sharp_ones_not(degree: i
     mask = torch.rand(512, 512) < 0.9
     estimate = Polynomial(degree).estimate_bound(Problem.of(load.q, load.k, load.v, mask=mask).measure_norms(), 1.0)
     assert estimate.kind == "none" and "a mask that differs by row" in estimate.reason
+
+
+@degrees
+@either_way
+@pytest.mark.parametrize("kind", ["plain", "shifted keys", "uneven lengths", "shared keys", "hidden keys"])
+def test_what_is_expected_is_seldom_below_what_is_proved(degree: int, causal: bool, kind: str) -> None:
+    q, k, v = torch.randn(3, 1, 4, 1000, 32).unbind()
+    q, k, options = q / 5, k / 5, {"causal": causal}
+    if kind == "shifted keys":
+        k = k + torch.randn(32) / 4
+    elif kind == "uneven lengths":
+        q, k = (x * 2 * torch.rand(1, 4, 1000, 1) for x in (q, k))
+    elif kind == "shared keys":
+        k, v, options = k[:, :2], v[:, :2], options | {"enable_gqa": True}
+    elif kind == "hidden keys":
+        hidden = torch.rand(1, 1, 1, 1000) < 0.5
+        k, options = torch.where(hidden.mT, k, 9 * k), options | {"mask": hidden}
+    problem = Problem.of(q, k, v, **options).measure_norms()
+    method = Polynomial(degree)
+    proved = float(method.promise(problem, method.compute(problem), 1.0).rows.amax())
+    assert 0.9 * proved <= method.estimate_bound(problem, 1.0).bound <= 2 * proved
+
+
+def test_a_plan_does_not_deny_what_the_method_proves() -> None:
+    q, k, v = torch.randn(3, 1, 4, 2048, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    plan = avow.plan(q / 4, k / 4, v, causal=True, tol=1e-2)
+    (line,) = (c for c in plan.ranked if c.method == Polynomial(1))
+    proved = avow.attend(q / 4, k / 4, v, causal=True, method="polynomial", degree=1).certificate.bound
+    assert line.estimate is not None and proved <= line.estimate.bound < 1e-2
+    assert line.lost == f"expected {line.estimate.bound:.1e}, too near to 0.01 to try"

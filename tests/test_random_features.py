@@ -14,7 +14,8 @@ from torch import Tensor
 import avow
 from avow.core import Problem
 from avow.core.certify import certify
-from avow.errors import ParameterError
+from avow.errors import ParameterError, ToleranceUnreachable
+from avow.methods import random_features
 from avow.methods.random_features import RandomFeatures, Trace
 from avow.numerics import features as feature_maps
 from avow.numerics.features import Frame, framed_keys, framed_queries
@@ -351,7 +352,7 @@ def test_huge_norms_are_never_nan(size: float, causal: bool, dtype: torch.dtype)
 def test_small_norms_need_a_count_that_then_keeps_its_word() -> None:
     q, k, v = (0.05 * torch.randn(1, 1, 24, 8, dtype=torch.float64) for _ in range(3))
     needed = avow.features_needed(q, k, tol=0.3, confidence=0.9)
-    assert str(needed) == f"{needed.features} features (|q+k| up to {needed.radius:.3g})"
+    assert str(needed) == f"{needed.features} features (|q+k| up to {needed.radius:.3g}, {random_features._SCALED})"
     assert 1 < needed.features < 2000
     p = Problem.of(q, k, v)
     bounds = []
@@ -366,13 +367,20 @@ def test_no_feasible_number_of_features_serves_the_norms_of_trained_models() -> 
     q, k = (torch.randn(1, 1, 32, 64) for _ in range(2))
     needed = avow.features_needed(4 * q, 4 * k, tol=1e-2)
     assert math.isinf(needed.features)
-    assert str(needed).startswith("no feasible number of features: one feature has relative variance")
+    assert str(needed).startswith("more than 16,777,216 features: one feature has relative variance")
+    assert str(needed).endswith("(q and k scaled such that their product is the logit)")
 
 
-@pytest.mark.parametrize(("tol", "confidence"), [(0.0, 0.9), (0.1, 1.0)])
-def test_no_number_of_features_is_certain_or_without_error(tol: float, confidence: float) -> None:
+@pytest.mark.parametrize(
+    ("tol", "confidence", "words"),
+    [
+        (0.0, 0.9, "tol=0.0 must be a number above 0"),
+        (0.1, 1.0, "must allow some error; try tol=1e-2, confidence=0.99"),
+    ],
+)
+def test_no_number_of_features_is_certain_or_without_error(tol: float, confidence: float, words: str) -> None:
     q = torch.randn(1, 1, 4, 4)
-    with pytest.raises(ParameterError, match=r"must allow some error; try tol=1e-2, confidence=0.99"):
+    with pytest.raises(ParameterError, match=words):
         avow.features_needed(q, q, tol=tol, confidence=confidence)
 
 
@@ -412,3 +420,23 @@ def test_the_promise_is_statistical_and_names_its_confidence() -> None:
     assert (certificate.kind, certificate.confidence) == ("statistical", 0.95)
     surer = avow.attend(q, k, v, method="random_features", confidence=0.999).certificate
     assert certificate.bound < surer.bound < 2
+
+
+def test_a_tolerance_that_features_do_not_prove_names_the_ways_on() -> None:
+    q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
+    with pytest.raises(
+        ToleranceUnreachable, match=r"a wider tol, more features, or coverage=0\.99 to have a sample of its"
+    ):
+        avow.attend(q, k, v, tol=1e-3, method="random_features", confidence=0.9)
+    certificate = avow.attend(q, k, v, tol=0.9, method="random_features", coverage=0.9).certificate
+    assert certificate.kind == "sampled"
+
+
+def test_a_plan_says_why_coverage_does_not_help_it_choose() -> None:
+    q, k, v = torch.randn(3, 1, 2, 2048, 8).unbind()
+    with_it, without = (
+        {c.method.label: c.lost for c in avow.plan(q, k, v, tol=0.1, coverage=x).ranked} for x in (0.99, None)
+    )
+    words = "what recomputed rows would show is not known before it runs: name it with method="
+    assert with_it["random_features(features=64)"] == words
+    assert without["random_features(features=64)"] == "promises only with a confidence below 1: pass confidence="

@@ -56,7 +56,7 @@ def test_a_record_gets_the_answers_of_a_thread_that_has_none() -> None:
         note("here", certificate())
         in_thread(lambda: note("there", certificate(2e-3)), "streamer")
     assert [layer for layer, _ in found] == ["here", "there"] and found.bound == 2e-3
-    assert found.threads == {"streamer": 1} and "1 answers were given in the thread streamer" in str(found)
+    assert found.threads == {"streamer": 1} and "1 answer was given in the thread streamer" in str(found)
 
 
 def test_streaming_generation_is_recorded_in_full() -> None:
@@ -117,7 +117,7 @@ def test_an_answer_that_may_be_anybodys_is_in_no_record_and_all_say_so() -> None
     for record, layer in ((mine, "mine"), (other[0], "other")):
         assert [name for name, _ in record] == [layer]
         assert record.unattributed == 1 and not record.keeps(1.0)
-        assert "1 answers of other threads are not in this record" in str(record)
+        assert "not in this record: 1 answer of other threads" in str(record)
 
 
 def test_a_record_inside_another_shares_its_answers_also_with_a_third_thread() -> None:

@@ -335,9 +335,10 @@ def test_a_plan_says_what_it_aims_at() -> None:
 @pytest.mark.parametrize("rtol", [-1.0, math.nan, math.inf, "small", True], ids=str)
 def test_what_is_no_relative_tolerance_is_refused(rtol: Any) -> None:
     q, k, v = flat(8)
-    rule = "must be a number of at least 0; try rtol=1e-2, or leave it out for exact"
+    quoted = isinstance(rtol, str)
+    remedy = "pass a number, without quotes" if quoted else "try rtol=1e-2, or leave it out for exact"
     for call in (avow.attend, avow.plan):
-        with pytest.raises(ParameterError, match=re.escape(f"rtol={rtol} {rule}")):
+        with pytest.raises(ParameterError, match=re.escape(f"rtol={rtol!r} must be a number above 0; {remedy}")):
             call(q, k, v, rtol=rtol)
 
 
@@ -465,9 +466,11 @@ def test_a_cache_refuses_a_relative_tolerance_that_nothing_proves() -> None:
     cache = filled(k, v)
     with pytest.raises(ToleranceUnreachable, match=r"^rtol=1e-12 is below"):
         cache.attend(q, rtol=1e-12)
-    with pytest.raises(ParameterError, match=r"^rtol=0 must be above 0; try rtol=1e-2, or leave it out for exact$"):
+    with pytest.raises(
+        ParameterError, match=r"^rtol=0 must be a number above 0; try rtol=1e-2, or leave it out for exact$"
+    ):
         cache.attend(q, rtol=0)
-    with pytest.raises(ParameterError, match=r"^rtol=nan must be a number of at least 0"):
+    with pytest.raises(ParameterError, match=r"^rtol=nan must be a number above 0"):
         cache.attend(q, rtol=math.nan)
 
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -31,11 +32,21 @@ from avow.bench.compare import (
     last_query,
 )
 from avow.bench.workloads import workload
-from avow.core import Sizes
+from avow.core import Computed, Kind, Method, Problem, Promise, Sizes
 from avow.methods import method_named
+from avow.methods.exact import Exact
 from avow.report import formatting
 from avow.report.charts import figure
-from avow.report.compare import boards_of_headline_first, decoding_table, frontier_plot, headline, page, png
+from avow.report.compare import (
+    board_tables,
+    boards_of_headline_first,
+    decoding_table,
+    faults,
+    frontier_plot,
+    headline,
+    page,
+    png,
+)
 from avow.report.page import DOCUMENTATION
 from avow.report.style import look
 from avow.report.terminal import progress
@@ -145,6 +156,75 @@ def test_what_is_far_slower_than_exact_waits_to_be_asked_for(monkeypatch: pytest
     assert asked.measured is not None
 
 
+class Noisy(Exact):
+    """Exact attention plus an error in some rows, with a promise of its own."""
+
+    # One of so many rows is wrong.
+    every: ClassVar[int] = 1
+    kind: ClassVar[Kind] = "deterministic"
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        computed = super().compute(problem, generator)
+        wrong = torch.arange(problem.q.shape[-2]) % self.every == self.every - 1
+        return dataclasses.replace(computed, out=computed.out + 0.5 * wrong[:, None])
+
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        return Promise(self.kind, super().promise(problem, computed, confidence).rows, confidence)
+
+
+class Often(Noisy):
+    kind = "statistical"
+
+
+class Seldom(Noisy):
+    kind, every = "statistical", 150
+
+
+class Once(Noisy):
+    every = 150
+
+
+class Silent(Noisy):
+    kind = "none"
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"), [(Exact, False), (Noisy, True), (Once, True), (Often, True), (Seldom, False), (Silent, False)]
+)
+def test_a_bound_that_measured_errors_refute_is_broken(method: type[Method], broken: bool) -> None:
+    own = method()
+    made = Bench(["exact"], {"exact": own}, pairs=1).board(workload("diffuse", 1, 300, 8), lambda step: None)
+    (row,) = made.rows
+    assert row.broken is broken and row.plain()["broken"] is broken
+    assert row.proves(1e-2) is (not broken and method is not Silent)
+    comparison = Comparison((made,), (), "a machine")
+    console = Console(width=120, file=io.StringIO())
+    console.print(*board_tables(made))
+    assert isinstance(console.file, io.StringIO)
+    for text in (console.file.getvalue(), page(comparison, "avow compare"), headline(comparison)):
+        assert ("BROKEN" in text) is broken
+    assert bool(faults(comparison)) is broken
+    if broken:
+        words = "BROKEN: the bound of exact(precision=native) on diffuse heads does not hold: an error of"
+        assert headline(comparison).startswith(words)
+
+
+def test_a_bound_in_float64_is_not_broken_by_the_rounding_of_the_measurement() -> None:
+    load = workload("copying", 2, 200, 8, dtype=torch.float64)
+    for row in Bench(["exact", "latent", "separable"], {}, pairs=1).board(load, lambda step: None).rows:
+        assert row.measured is not None and not row.broken, row.method.label
+
+
+def test_no_win_is_told_of_a_method_whose_bound_is_broken() -> None:
+    good = board("clustered", 0.25, 2e-3)
+    exact, winner = good.rows
+    assert winner.measured is not None
+    bad = dataclasses.replace(winner, measured=dataclasses.replace(winner.measured, broken=True))
+    points = (swept("exact", 1.0, 1e-5), swept("low_rank", 0.5, 2e-3))
+    said = headline(Comparison((dataclasses.replace(good, rows=(exact, bad)),), points, ""))
+    assert said.startswith("BROKEN") and "% of" not in said and "closest" not in said
+
+
 def board(kind: str, ratio: float, bound: float, promise: str = "deterministic") -> Board:
     """Exact attention and one low-rank row with chosen numbers."""
 
@@ -168,6 +248,31 @@ def test_a_statistical_winner_is_said_to_be_one() -> None:
     assert "(2.0e-02 of the answer) with probability 0.99" in headline(
         Comparison((board("diffuse", 0.5, 2e-3, "statistical"),), (), "")
     )
+
+
+def test_no_time_is_a_finding_if_the_machine_was_busy() -> None:
+    busy = dataclasses.replace(board("diffuse", 0.09, 2e-3), busy=True)
+    made = Comparison((board("copying", 0.25, 2e-3), busy), (), "")
+    assert headline(made) == "The machine was busy; times are not reliable: run it again when nothing else runs."
+    assert "The machine was busy; times are not reliable." in page(made, "avow compare")
+    console = Console(width=120, file=io.StringIO())
+    console.print(*board_tables(busy))
+    assert isinstance(console.file, io.StringIO) and "the machine was busy; times are" in console.file.getvalue()
+    assert busy.plain()["busy"] is True and board("diffuse", 1.0, 1.0).plain()["busy"] is False
+
+
+@pytest.mark.parametrize(("used", "waited"), [(1.0, False), (0.5, True)])
+def test_a_call_that_waits_for_a_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch, used: float, waited: bool) -> None:
+    now = 0.0
+
+    def call() -> None:
+        nonlocal now
+        now += 0.01
+
+    monkeypatch.setattr("avow.core.timing.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("avow.bench.clock.time", SimpleNamespace(process_time=lambda: used * now))
+    measured = pace(call, call, CPU, 3)
+    assert measured.waited is waited and measured.baseline == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(("ratio", "bound"), [(1.5, 2e-3), (0.5, 0.2)])

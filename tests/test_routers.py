@@ -325,5 +325,7 @@ def test_what_cannot_be_routed_is_refused_in_words(make, error: type[AvowError],
 
 def test_without_scipy_dependent_tokens_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(MissingPackage, match=r"scipy=missing is needed to route .*; pip install 'avow\[rigor\]'"):
+    with pytest.raises(
+        MissingPackage, match=r"scipy is not installed; it is needed to route .*; pip install 'avow\[rigor\]'"
+    ):
         router(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), {0: 1}, 0.1)

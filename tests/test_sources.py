@@ -144,7 +144,7 @@ def spoilt(folder: Path) -> dict[str, tuple[Any, str]]:
         "id.parquet:id": (table(), "has int64 in the column 'id', not text; name a column of texts"),
         "id.parquet:none": (table(), "has no column 'none' (it has id, body); name another: "),
         "null.parquet": (pa.table({"text": ["a", None]}), "row 1=null holds no text; leave such rows out"),
-        f"{broken}": (broken, "holds neither wiki.txt, nor train.tsv, nor a dataset that save_to_disk wrote; name its"),
+        f"{broken}": (broken, "holds no .txt files, no train.tsv, and no dataset that save_to_disk wrote; name its"),
     }
 
 
@@ -217,6 +217,6 @@ def test_the_library_that_reads_tables_is_named_where_it_is_missing(
     sources = [parquet_file(tmp_path / "a"), dataset(tmp_path / "b")]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for source in sources:
-        words = "pyarrow=missing is needed to read parquet and arrow files; pip install 'avow[data]'"
+        words = "pyarrow is not installed; it is needed to read parquet and arrow files; pip install 'avow[data]'"
         with pytest.raises(MissingPackage, match=re.escape(words)):
             read_data([source])

@@ -138,10 +138,25 @@ def test_what_is_unusual_is_left_to_the_general_way(dtype: torch.dtype, counts: 
     with sdpa_kernel(SDPBackend.MATH):
         out, certificate = filled(k, v).attend(q, 1e-2)
     assert counts == [] and bool((errors(q, k, v, out) <= certificate.rows).all())
-    windowed = KeyValueCache(2, 16, dtype=dtype, window=128)
-    windowed.append(k, v)
-    out, certificate = windowed.attend(q, 1e-2)
-    assert counts == [] and bool((errors(q, k, v, out, window=128) <= certificate.rows).all())
+
+
+@each_type
+def test_a_window_is_read_as_all_tokens_are(dtype: torch.dtype, counts: list[int]) -> None:
+    """Values that were forgotten, or stand before the window in its first group, are no unit of the error."""
+    cache = KeyValueCache(2, 16, dtype=dtype, window=128)
+    k, v = (torch.randn(1, 2, 300, 16).to(dtype) for _ in range(2))
+    v[:, :, : 300 - 128 + 2] *= 50
+    cache.append(k[:, :, :-3], v[:, :, :-3])
+    for end in (298, 299, 300):
+        cache.append(k[:, :, end - 1 : end], v[:, :, end - 1 : end])
+        q = queries(k[:, :, :end], 4)
+        out, certificate = cache.attend(q, 1e-2)
+        seen = k[:, :, end - 128 : end], v[:, :, end - 128 : end]
+        alone = filled(*seen).attend(q, 1e-2)
+        assert torch.equal(out, alone.out) and bool((errors(q, *seen, out) <= certificate.rows).all())
+        torch.testing.assert_close(certificate.rows, alone.certificate.rows, rtol=0.5, atol=0)
+        torch.testing.assert_close(certificate.relative_rows, alone.certificate.relative_rows, rtol=0.5, atol=0)
+    assert len(counts) == 6, "the general way was not needed"
 
 
 @pytest.mark.parametrize(

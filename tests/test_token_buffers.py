@@ -205,7 +205,11 @@ def test_tokens_of_another_kind_are_refused(
 def test_another_type_is_refused() -> None:
     cache = filled()
     k, v = tokens(cache, 3)
-    with pytest.raises(DtypeError, match=r"^k\.dtype=torch\.float64 must equal the cache's torch\.float32; convert"):
+    with pytest.raises(
+        DtypeError,
+        match=r"^k\.dtype=torch\.float64 must equal the cache's torch\.float32; convert it, or make the cache with "
+        r"dtype=torch\.float64$",
+    ):
         cache.append(k.double(), v)
     with pytest.raises(DtypeError, match=r"^q\.dtype=torch\.float64 must equal the cache's torch\.float32; use q\.to"):
         cache.attend(torch.randn(1, 2, 1, 16).double())
@@ -273,9 +277,9 @@ def test_a_sketch_that_cannot_be_made_leaves_the_cache_as_it_was(monkeypatch: py
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tol": 0.0}, "tol=0.0 must be above 0; try tol=1e-2, or leave it out for exact"),
-        ({"tol": -1.0}, "tol=-1.0 must be above 0; try tol=1e-2, or leave it out for exact"),
-        ({"tol": math.nan}, "tol=nan must be a number of at least 0; try tol=1e-2, or leave it out for exact"),
+        ({"tol": 0.0}, "tol=0.0 must be a number above 0; try tol=1e-2, or leave it out for exact"),
+        ({"tol": -1.0}, "tol=-1.0 must be a number above 0; try tol=1e-2, or leave it out for exact"),
+        ({"tol": math.nan}, "tol=nan must be a number above 0; try tol=1e-2, or leave it out for exact"),
         ({"tol": 0.1, "confidence": 0.0}, "confidence=0.0 must be above 0 and at most 1; try confidence=0.99"),
         ({"tol": 0.1, "confidence": 1.1}, "confidence=1.1 must be above 0 and at most 1; try confidence=0.99"),
     ],
@@ -341,3 +345,26 @@ def test_large_pages_are_asked_for_inside_of_large_buffers_alone(monkeypatch: py
     monkeypatch.setattr(sys, "platform", "darwin")
     token_buffers._ask_for_large_pages(large)
     assert len(asked) == 1
+
+
+def test_a_cache_has_one_length_if_its_sequences_have() -> None:
+    cache = KeyValueCache(2, 8, batch=2, window=5)
+    assert len(cache) == 0 and cache, "an empty cache is a cache"
+    k = torch.randn(2, 2, 7, 8)
+    cache.append(k, k)
+    assert (len(cache), cache.length, cache.position) == (5, 5, 7)
+    plain = KeyValueCache(2, 8, batch=2)
+    plain.append(k, k, lengths=[3, 7])
+    with pytest.raises(
+        ShapeError, match=r"cache\.lengths=\[3, 7\] differ, and a cache has one length if they do not; crop"
+    ):
+        len(plain)
+
+
+def test_pythons_own_errors_name_the_cache() -> None:
+    with pytest.raises(TypeError, match=r"^KeyValueCache\.append\(\) missing 1 required positional argument: 'v'"):
+        KeyValueCache(2, 8).append(torch.zeros(1, 2, 1, 8))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^KeyValueCache\(\) missing a required argument: 'dim'"):
+        KeyValueCache(2)  # type: ignore[call-arg]
+    with pytest.raises(ParameterError, match=r"^head_dim=8 is not an argument of KeyValueCache; did you mean dim\?"):
+        KeyValueCache(2, head_dim=8)  # type: ignore[call-arg]

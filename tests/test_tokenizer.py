@@ -179,7 +179,7 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
 
 def test_the_library_that_reads_files_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    words = "tokenizers=missing is needed to read a tokenizer's file; pip install 'avow[train]'"
+    words = "tokenizers is not installed; it is needed to read a tokenizer's file; pip install 'avow[train]'"
     with pytest.raises(MissingPackage, match=re.escape(words)):
         FileTokenizer("{}").encode("a")
 

@@ -260,7 +260,19 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
     [
         (["pretrain", "b", "schedule.epoch=3"], "schedule: epoch=3 is not a field; did you mean schedule.epochs?"),
         (["pretrain", "b", "speed.steps=3"], "speed={'steps': 3} is not a section of a configuration"),
-        (["pretrain", "b", "steps=3"], "flag='steps=3' must be section.name=value; try schedule.steps=3"),
+        (
+            ["pretrain", "b", "--lr=1e-3"],
+            "option=--lr is not known to avow train pretrain; fields are written without ",
+        ),
+        (
+            ["pretrain", "b", "corpus/wiki.txt"],
+            "to read it, use --data corpus/wiki.txt or data.sources=corpus/wiki.txt",
+        ),
+        (["pretrain", "b", "--data", "corpus/wiki.txt,corpus/dev.tsv"], "name each source on its own: repeat --data"),
+        (
+            ["pretrain", "b", *FLAGS, "model.block=10000"],
+            "model: block=10000 is longer than the text, which has 1,844 tokens; use model.block<=1844",
+        ),
         (["pretrain", "b", "schedule.steps=5", "schedule.epochs=5"], "schedule: steps=5 contradicts schedule.epochs=5"),
         (["pretrain", "b", "--config", "none.toml"], "config=none.toml cannot be read (No such file or directory)"),
         (["pretrain", "b", "data.task=questions"], "task='questions' contradicts avow train pretrain; use avow train"),
@@ -277,7 +289,13 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
         (["finetune", "b"], "from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
         (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
-        (["pretrain", "corpus/wiki.txt", *SMALL], "run=corpus/wiki.txt cannot be written (File exists); name"),
+        (
+            ["pretrain", "corpus/wiki.txt", *SMALL],
+            "RUN=corpus/wiki.txt is a file, and RUN is the folder that the run is written to; to read it, use "
+            "avow train pretrain RUN --data corpus/wiki.txt",
+        ),
+        (["pretrain", "b", "--resume"], "RUN=b holds no run to resume; check the path, or begin a run without --res"),
+        (["finetune", "b", "--resume"], "RUN=b holds no run to resume; check the path, or begin a run without --res"),
         (["pretrain", "b", "--task", "spans", "model.block=4"], "block=4 leaves 3 tokens of a document, fewer than"),
         (["pretrain", "b", "--device", "tpu"], "run: device='tpu' must be one of auto, cpu, cuda"),
     ],
@@ -285,6 +303,11 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
 def test_nonsense_ends_in_one_line(arguments: list[str], words: str) -> None:
     assert words in refused(*arguments)
     assert not Path("b").exists()
+
+
+def test_what_torchrun_starts_again_begins_a_run_and_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert json.loads(run("pretrain", "first", *FLAGS, "--resume", "--json").stdout)["step"] == 14
 
 
 def spoil_weights(path: Path) -> None:
@@ -295,7 +318,8 @@ def spoil_weights(path: Path) -> None:
 def test_a_run_is_not_begun_over_another() -> None:
     before = Path("base/log.csv").read_text()
     assert refused("pretrain", "base", *FLAGS) == (
-        "avow: run=base holds a run already; resume it, or train into another folder"
+        "avow: run=base holds a run already; continue it with --resume (resume=True in Python), or train into another "
+        "folder"
     )
     assert Path("base/log.csv").read_text() == before
 
@@ -508,9 +532,34 @@ def test_a_finished_run_goes_on_with_more_steps() -> None:
     assert done.stdout.startswith("20 steps, ") and "not the run that 20 steps from the start would have" in done.stderr
     assert [line.step for line in read_log(Path("base/log.csv"))][-1] == 20
     assert "steps = 20" in Path("base/run.toml").read_text()
-    assert run("pretrain", "base", "--resume").stdout.startswith("20 steps, ")
+    again = run("pretrain", "base", "--resume")
+    assert again.stdout.startswith("20 steps, ")
+    assert "this run is finished: all 20 steps are done; schedule.steps=40, or any larger number, c" in again.stderr
     line = refused("pretrain", "base", "--resume", "schedule.steps=5")
     assert "schedule: steps=5 is fewer steps than the 20 of the checkpoint" in line
+
+
+def test_the_example_is_named_if_no_data_is_given() -> None:
+    tiny = [flag for flag in SMALL if not flag.startswith("schedule")]
+    assert "the data is avow's example, invented people; --data FILE reads your own" in (
+        run("pretrain", "first", *tiny, "steps=2", "data.held_out=0").stderr
+    )
+    given = run("pretrain", "second", *FLAGS)
+    assert "invented" not in given.stderr
+
+
+def test_a_folder_of_texts_is_read_and_little_text_is_counted_well() -> None:
+    Path("texts").mkdir()
+    for name in ("b.txt", "a.txt"):
+        Path("texts", name).write_text(TEXT[:9])
+    tiny = [flag for flag in OWN if not flag.startswith(("schedule", "data.held_out"))]
+    done = run("pretrain", "first", "--data", "texts", *tiny, "steps=2", "data.held_out=0.0")
+    assert "18 characters in 2 documents" in done.stderr
+    assert "no held-out loss was measured (data.held_out=0)" in done.stdout
+    Path("texts/a.txt").unlink()
+    done = run("pretrain", "second", "--data", "texts", *tiny, "steps=2", "model.block=8")
+    assert "9 characters in 1 document: 1 window of 8 tokens, none held out" in done.stderr
+    assert "no held-out loss was measured (there is too little to hold any out)" in done.stdout
 
 
 def test_bytes_and_a_tokenizers_file_are_tokens() -> None:

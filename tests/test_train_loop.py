@@ -198,7 +198,7 @@ def test_low_precision_trains_float32_weights(tmp_path: Path) -> None:
 
 def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
     train(small(tmp_path, "schedule.steps=4"), tmp_path / "run")
-    with pytest.raises(FileError, match="holds a run already; resume it, or train into another folder"):
+    with pytest.raises(FileError, match="holds a run already; continue it with --resume"):
         train(small(tmp_path, "schedule.steps=4"), tmp_path / "run")
 
 

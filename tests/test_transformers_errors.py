@@ -86,9 +86,9 @@ def test_a_model_that_does_not_let_its_attention_be_set_is_left_alone(monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"tol": -1}, ParameterError, "tol=-1 must be a number of at least 0; "),
-        ({"tol": 0}, ParameterError, "tol=0 must be above 0; try tol=1e-2, or leave it out for exact"),
-        ({"rtol": 0.0}, ParameterError, "rtol=0 must be above 0; try rtol=1e-2, or leave it out for exact"),
+        ({"tol": -1}, ParameterError, "tol=-1 must be a number above 0; "),
+        ({"tol": 0}, ParameterError, "tol=0 must be a number above 0; try tol=1e-2, or leave it out for exact"),
+        ({"rtol": 0.0}, ParameterError, "rtol=0.0 must be a number above 0; try rtol=1e-2, or leave it out for exact"),
         ({"confidence": 2}, ParameterError, "confidence=2 must be above 0 and at most 1; "),
         ({"method": "no_such"}, UnknownMethod, "method='no_such' is not a method; known methods: exact"),
         ({"rank": 4}, ParameterError, "rank=4 belongs to a named method; add method='low_rank'"),
@@ -206,7 +206,7 @@ def test_weights_are_not_given_out_where_they_are_asked_for(architecture: Archit
 def test_a_missing_transformers_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "avow.integrations.transformers")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    words = r"transformers=missing is needed to put avow into its models; pip install 'avow\[hf\]'"
+    words = r"transformers is not installed; it is needed to put avow into its models; pip install 'avow\[hf\]'"
     with pytest.raises(MissingPackage, match=words):
         importlib.import_module("avow.integrations.transformers")
 

@@ -183,7 +183,7 @@ class Said(NamedTuple):
         named = "pip install" in words or words.startswith("avow[")
         if self.code != (2 if named else 0):
             return f"exit code {self.code}: {self.err}"
-        if named and (self.err.count("\n") != 1 or "=missing is needed" not in self.err):
+        if named and (self.err.count("\n") != 1 or " is not installed; it is needed" not in self.err):
             return f"not one line that names a package: {self.err}"
         return "" if words in self.out + self.err else f"{words} is not in: {self.out + self.err}"
 
@@ -222,7 +222,7 @@ def test_a_command_that_breaks_is_caught(made: Made) -> None:
     done = made.bare.run("python", "-c", broken)
     assert "a traceback" in Said(done.returncode, done.stdout, done.stderr, "").fault("Commands:")
     assert Said(0, "words", "", "").fault("words") == "" and Said(0, "", "", "").fault("words")
-    line = "avow: a=missing is needed to b; pip install 'avow[c]'\n"
+    line = "avow: a is not installed; it is needed to b; pip install 'avow[c]'\n"
     assert Said(2, "", line, "").fault("avow[c]") == "" and Said(2, "", line, "").fault("avow[d]")
     assert Said(1, "", line, "").fault("avow[c]") and Said(2, "", line * 2, "").fault("avow[c]")
     assert Said(2, "", "", "ModuleNotFoundError('a')").fault("avow[c]").startswith("a traceback")
@@ -231,7 +231,9 @@ def test_a_command_that_breaks_is_caught(made: Made) -> None:
 def test_the_command_itself_compares_without_a_report_and_says_how_to_get_one(made: Made) -> None:
     done = made.bare.run("avow", "compare", *SMALL, "--quick", "--kinds", "diffuse")
     assert done.returncode == 0 and all(name in done.stdout for name in avow.all_methods()), done.stderr
-    line = "no report was written: latex2mathml=missing is needed for the report; pip install 'avow[report]'"
+    line = (
+        "no report was written: latex2mathml is not installed; it is needed for the report; pip install 'avow[report]'"
+    )
     assert done.stderr.splitlines()[-1] == line and not (made.bare.home / "out").exists()
 
 

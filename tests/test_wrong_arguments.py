@@ -94,7 +94,7 @@ def _attention() -> dict[str, Call]:
         "plan_decode": Call(
             avow.plan_decode,
             {"tokens": 64, "heads": 2, "key_heads": 2, "dim": 4, "value_dim": 4, "dtype": torch.float32, "batch": 1}
-            | {"queries": 1, "device": "cpu", "kept": 0.1, "tell": str, "again": False},
+            | {"queries": 1, "device": "cpu", "kept": 0.1, "window": 64, "tell": str, "again": False},
         ),
         "apply": Call(avow.apply, {"model": ARCHITECTURES[0].build(), "plan": "there is none"}),
         "Problem.of": Call(avow.Problem.of, asked),

@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,25 +21,35 @@ Call = Callable[[], object]
 _ENOUGH = 0.8
 
 
+# A call that computes on a CPU and was given less of one than this had to wait for other processes.
+_OWN_SHARE = 0.85
+
+
 class Pace(NamedTuple):
-    """The median time of a call, and the median of its ratios to the call run right before it."""
+    """The median time of a call, the median of its ratios to the baseline run right before it, and the median time of
+    that; `waited` is whether the process had to wait for a CPU meanwhile.
+    """
 
     seconds: float
     ratio: float
+    baseline: float = 0.0
+    waited: bool = False
 
 
 def pace(call: Call, baseline: Call, device: torch.device, pairs: int) -> Pace:
     """How fast a warm call is beside a baseline: run in turns, so that a busy machine slows both."""
     timed(baseline, device)
     times: list[float] = []
-    ratios: list[float] = []
-    spent = 0.0
+    bases: list[float] = []
+    spent, used = 0.0, time.process_time()
     while not times or (len(times) < pairs and spent < _ENOUGH):
         base, own = timed(baseline, device), timed(call, device)
         times.append(own)
-        ratios.append(own / base)
+        bases.append(base)
         spent += base + own
-    return Pace(statistics.median(times), statistics.median(ratios))
+    waited = device.type == "cpu" and time.process_time() - used < _OWN_SHARE * spent
+    ratio = statistics.median(own / base for own, base in zip(times, bases, strict=True))
+    return Pace(statistics.median(times), ratio, statistics.median(bases), waited)
 
 
 def peak_bytes(call: Call, device: torch.device) -> int:

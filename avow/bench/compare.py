@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.bench.clock import pace, peak_bytes
+from avow.bench.clock import Pace, pace, peak_bytes
 from avow.bench.workloads import Workload
 from avow.calibration import rates
 from avow.core import SOFTMAX as SOFTMAX
 from avow.core import Certificate, Method, Sizes, dtype_name
-from avow.core.audit import audit_rows
+from avow.core.audit import Audit, audit_rows
 from avow.core.timing import timed
 from avow.errors import AvowError, ToleranceUnreachable
 from avow.methods import exact_method, method_named
@@ -36,6 +36,10 @@ GOAL = 1e-2
 DECODING_TOLERANCES = ((1e-1, 1.0), (1e-2, 1.0), (1e-3, 1.0), (1e-2, 0.999))
 # A decoding step is so short that fewer pairs of them tell little.
 _LEAST_PAIRS = 5
+# A promise that holds with a probability is refuted by what it allows once in so many comparisons, in so many draws.
+_SURE, _DRAWS = 1000.0, 3
+# The same call, timed beside every method, takes this many times as long at most unless other work disturbs it.
+_STEADY = 2.0
 # From this many keys on, one run of a call tells its time.
 _LONG = 4096
 # What takes this many times as long as exact attention, and more seconds than this, is on no frontier.
@@ -47,7 +51,8 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True)
 class Measured:
     """One call. `error` is to the method's own target, `to_softmax` to softmax attention. These and `bound` are
-    relative to the longest value that a row sees, the other two to the answer of its own target.
+    relative to the longest value that a row sees, the other two to the answer of its own target. A bound is `broken` if
+    measured errors refute it.
     """
 
     seconds: float
@@ -60,6 +65,7 @@ class Measured:
     bound: float | None
     relative_error: float | None
     relative_bound: float | None
+    broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,14 @@ class Row:
         return self.method.target != SOFTMAX
 
     def proves(self, tol: float) -> bool:
-        """Whether it promises softmax attention within `tol`."""
+        """Whether it promises softmax attention within `tol`, and no measured error is beyond its promise."""
         m = self.measured
-        return m is not None and not self.own_mechanism and m.bound is not None and m.bound <= tol
+        return m is not None and not self.own_mechanism and not m.broken and m.bound is not None and m.bound <= tol
+
+    @property
+    def broken(self) -> bool:
+        """Whether measured errors refute the bound."""
+        return self.measured is not None and self.measured.broken
 
     def plain(self) -> dict[str, Any]:
         method = {"method": self.method.name, "parameters": self.method.parameters, "target": self.method.target}
@@ -122,6 +133,8 @@ class Board:
     sizes: Sizes
     rows: tuple[Row, ...]
     decoding: Decoding | None = None
+    busy: bool = False
+    """Whether other work disturbed the measurement: times are then not reliable."""
 
     @property
     def winner(self) -> Row | None:
@@ -135,7 +148,8 @@ class Board:
         sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": dtype_name(self.sizes.dtype)}
         steps = None if self.decoding is None else dataclasses.asdict(self.decoding)
         rows = [row.plain() for row in self.rows]
-        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}
+        head = {"kind": self.kind, "summary": self.summary, "sizes": sizes, "busy": self.busy}
+        return {**head, "rows": rows, "decoding": steps}
 
 
 @dataclass(frozen=True)
@@ -160,6 +174,11 @@ class Comparison:
     boards: tuple[Board, ...]
     scaling: tuple[Point, ...]
     machine: str
+
+    @property
+    def busy(self) -> bool:
+        """Whether times are not reliable, for other work disturbed them."""
+        return any(board.busy for board in self.boards)
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -193,11 +212,14 @@ class Bench:
     def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
         """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
+        paces: list[Pace] = []
         for method in (method for name in self.methods for method in self.grid(name, sizes)):
             tell(f"{workload.kind}: {method.label}")
             measured, why = None, self._too_long(method, sizes)
             try:
-                measured = None if why else self._measured(method, workload)
+                if not why:
+                    measured, speed = self._measured(method, workload)
+                    paces.append(speed)
             except AvowError as error:
                 why = str(error)
             rows.append(Row(method, measured, why))
@@ -205,7 +227,7 @@ class Bench:
         if self.decodes and workload.q.numel() and workload.k.numel():
             tell(f"{workload.kind}: decoding")
             steps = decoding(longer or workload, self.seed, self.pairs)
-        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
+        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps, disturbed(paces))
 
     def _too_long(self, method: Method, sizes: Sizes) -> str:
         known = rates(sizes.device, measure=False)
@@ -217,15 +239,18 @@ class Bench:
             return f"expected to take {times}; --set one of its settings to wait"
         return ""
 
-    def _measured(self, method: Method, workload: Workload) -> Measured:
+    def _measured(self, method: Method, workload: Workload) -> tuple[Measured, Pace]:
         device, exact = workload.q.device, exact_method()()
         call = partial(_attend, method, workload, self.seed)
         memory = peak_bytes(call, device)
         out, certificate = call()
         speed = pace(call, partial(_attend, exact, workload, self.seed), device, self.pairs)
-        own = audited(out, workload, method, self.seed)
-        softmax = own if method.target == SOFTMAX else audited(out, workload, exact, self.seed)
-        return Measured(
+        # What softmax attention is, a method that approximates it does not say.
+        target = exact if method.target == SOFTMAX else method
+        rows = audit(out, workload, target, self.seed)
+        own = rows.certificate
+        softmax = own if target is exact else audited(out, workload, exact, self.seed)
+        measured = Measured(
             seconds=speed.seconds,
             ratio=1.0 if method == exact else speed.ratio,
             peak_bytes=memory,
@@ -236,7 +261,32 @@ class Bench:
             bound=_promised(certificate, certificate.bound),
             relative_error=_finite(own.relative),
             relative_bound=_promised(certificate, certificate.relative),
+            broken=self._is_refuted(certificate, rows, method, workload, target),
         )
+        return measured, speed
+
+    def _is_refuted(
+        self, certificate: Certificate, rows: Audit, method: Method, workload: Workload, target: Method
+    ) -> bool:
+        """Whether the errors of audited rows refute a promise: one of them a certain one, too many of them another.
+
+        A promise of probability c lets a share of at most 1 − c of the rows be beyond its bound, on average over draws.
+        So (share beyond)/(1 − c) is at most 1 on average, and so is its product over independent draws: by Markov's
+        inequality it reaches `_SURE` with a probability of at most 1/`_SURE`.
+        """
+        share = beyond(certificate, rows)
+        if certificate.kind not in ("deterministic", "statistical") or share == 0:
+            return False
+        allowed = 0.0 if certificate.kind == "deterministic" else 1 - certificate.confidence
+        if allowed == 0:
+            return True
+        evidence = share / allowed
+        for seed in range(self.seed + 1, self.seed + _DRAWS):
+            if evidence >= _SURE or evidence <= 1:
+                break
+            out, certificate = _attend(method, workload, seed)
+            evidence *= beyond(certificate, audit(out, workload, target, seed)) / allowed
+        return evidence >= _SURE
 
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
         """Time and memory of each method at its default setting, at every length."""
@@ -256,6 +306,16 @@ class Bench:
             yield Point(workload.kind, method, keys, seconds, memory, _promised(certificate, certificate.bound))
 
 
+def disturbed(paces: Sequence[Pace]) -> bool:
+    """Whether other work disturbed timings: calls waited for a CPU, or the baseline's time was not steady.
+
+    >>> disturbed([Pace(1.0, 1.0, 1.0), Pace(0.5, 0.5, 1.1)]), disturbed([Pace(1.0, 1.0, 1.0), Pace(1.0, 0.2, 5.0)])
+    (False, True)
+    """
+    bases = [pace.baseline for pace in paces]
+    return any(pace.waited for pace in paces) or max(bases, default=0.0) > _STEADY * min(bases, default=0.0)
+
+
 def _attend(method: Method, workload: Workload, seed: int) -> tuple[Tensor, Certificate]:
     """One whole call, its certificate included."""
     generator = torch.Generator().manual_seed(seed)
@@ -272,10 +332,20 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
+def audit(out: Tensor, workload: Workload, target: Method, seed: int) -> Audit:
+    """The errors of sampled rows, recomputed in float64 by the target's definition."""
+    return audit_rows(out, workload.problem, target, 0.99, 0.99, torch.Generator().manual_seed(seed))
+
+
 def audited(out: Tensor, workload: Workload, target: Method, seed: int) -> Certificate:
-    """The largest errors among sampled rows, recomputed in float64 by the target's definition: `bound`, `relative`."""
-    generator = torch.Generator().manual_seed(seed)
-    return audit_rows(out, workload.problem, target, 0.99, 0.99, generator).certificate
+    """The largest errors among sampled rows: `bound`, `relative`."""
+    return audit(out, workload, target, seed).certificate
+
+
+def beyond(certificate: Certificate, rows: Audit) -> float:
+    """The share of the audited rows whose error is surely beyond the bound of that row."""
+    bounds = certificate.rows.cpu().reshape(-1, *certificate.rows.shape[-2:])[tuple(rows.rows.unbind(-1))]
+    return float((rows.least_errors > bounds).double().mean()) if len(bounds) else 0.0
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:

@@ -16,19 +16,27 @@ from avow.errors import ParameterError
 if TYPE_CHECKING:
     from avow.theory.claims import Claim, Finding
 
+# The verdicts that a claim may be recorded with.
+VERDICTS = ("proved", "refuted", "corrected", "supported")
+
 app = typer.Typer(no_args_is_help=True, help="List, run and explain what is claimed of attention.")
 
 Topic = Annotated[str | None, option("Only claims of this topic.")]
+OnRecord = Annotated[
+    str | None, option("Only claims with this verdict on record.", "--verdict", metavar="|".join(VERDICTS))
+]
 User = Annotated[Path | None, option("Your own Python file of claims, in place of the catalogue.")]
 Seconds = Annotated[float, option("A claim, or a broken variant of it, that takes longer gets no verdict.")]
 
 
 @app.command("list")
-def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False) -> None:
+def list_claims(topic: Topic = None, verdict: OnRecord = None, user: User = None, as_json: AsJson = False) -> None:
     """Every claim with its topic, the verdict on record and its words."""
     from avow.report.claims import catalogue_table
 
-    claims = _chosen(_known(user), topic, [])
+    if verdict is not None and verdict not in VERDICTS:
+        raise ParameterError("verdict", repr(verdict), "is not one on record", f"use one of {', '.join(VERDICTS)}")
+    claims = [one for one in _chosen(_known(user), topic, []) if verdict in (None, one.expected)]
     listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
     present(as_json, {"claims": listed}, catalogue_table(claims))
 
@@ -39,7 +47,7 @@ def run(
     topic: Topic = None,
     user: User = None,
     seconds: Seconds = 60.0,
-    html: Annotated[Path | None, report_option("out/claims.html")] = None,
+    html: Annotated[Path | None, report_option("out/claims.html, or out/claims-FILE.html with --user FILE.py")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge claims and their broken variants.
@@ -52,7 +60,8 @@ def run(
 
     known = _known(user)
     claims = _chosen(known, topic, ids or [])
-    html = report_file(html, Path("out/claims.html"))
+    # The page of the catalogue stays when claims of one's own are judged.
+    html = report_file(html, Path("out/claims.html" if user is None else f"out/claims-{user.stem}.html"))
     written = files(html)
     findings = _judged(claims, known, seconds)
     wrong = faults(findings)

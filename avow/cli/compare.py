@@ -83,8 +83,9 @@ def compare(
         tables += [part for table in report.board_tables(board) for part in (table, "")]
         if board.decoding is not None and board.decoding.steps:
             tables += [report.decoding_table(board.decoding), ""]
-    parts, plain = (*tables, bold(headline)), {"headline": headline} | comparison.plain()
-    options.present(as_json, plain, *parts, written=written, reported=html is not None)
+    wrong = report.faults(comparison)
+    parts, plain = (*tables, bold(headline)), {"headline": headline, "faults": wrong} | comparison.plain()
+    options.present(as_json, plain, *parts, written=written, reported=html is not None, faults=wrong)
 
 
 def _fixed(settings: list[str], names: list[str], sizes: list[Sizes]) -> dict[str, Method]:

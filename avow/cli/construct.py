@@ -21,7 +21,7 @@ from avow.theory.constructions.construction import Construction
 app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do what they say, with proofs.")
 
 Keys = Annotated[Path | None, typer.Option(help="A .safetensors file with a tensor named keys, one key a row.")]
-Orthonormal = Annotated[int | None, typer.Option(help="So many unit vectors as keys.")]
+Orthonormal = Annotated[int | None, typer.Option(help="This number of keys, the unit vectors.")]
 Random = Annotated[int | None, typer.Option(help="This number of keys, of random direction and length 1.")]
 Dim = Annotated[int | None, typer.Option(help="Dimension of the keys; as many as there are keys by default.")]
 Eps = Annotated[float, typer.Option(help="The error that is promised.")]
@@ -205,7 +205,7 @@ def project_out(
 @_construction
 def relu_linear(
     kind: torch.dtype,
-    slope: Annotated[str, typer.Option(help="The slope, exactly as written: 2, 0.1 or 1/3.")] = "1",
+    slope: Annotated[str, typer.Option(help="The slope: 2, 0.25, or, between --from and --to, 0.1 or 1/3.")] = "1",
     intercept: Annotated[str, typer.Option(help="The value at 0.")] = "0",
     start: Start = None,
     end: End = None,
@@ -217,7 +217,14 @@ def relu_linear(
     if start is not None and end is not None:
         interval = parsing.fraction("from", start), parsing.fraction("to", end)
     line = parsing.fraction("slope", slope), parsing.fraction("intercept", intercept)
-    return constructions.relu_linear(*line, interval, kind)
+    try:
+        return constructions.relu_linear(*line, interval, kind)
+    except ParameterError as error:
+        if error.name != "relu_linear: m":
+            raise
+        remedy = "give --from and --to, or a slope that the type holds, such as 1/4"
+        remedy = remedy if interval is None else "bring --from and --to nearer to each other"
+        raise ParameterError("slope", error.value, error.rule, remedy) from error
 
 
 @_construction

@@ -92,13 +92,13 @@ def explained(error: Any) -> AvowError:
     match type(error).__name__:
         case "NoSuchOption":
             near = f"did you mean {error.possibilities[0]}?" if error.possibilities else remedy
-            near = _relatives_with(error.option_name, error.ctx) or near
+            near = _relatives_with(error.option_name, error.ctx) or _field_named(error.option_name, error.ctx) or near
             return ParameterError("option", error.option_name, f"is not known to {here}", near)
         case "BadOptionUsage":
             rule = "takes no value" if "does not take" in error.message else "must have a value"
             return ParameterError("option", error.option_name, rule, remedy)
         case "MissingParameter":
-            return ParameterError(_name(error.param), "nothing", "must be given", remedy)
+            return ParameterError(_name(error.param), "(not given)", "must be given", remedy)
         case "BadParameter" if hasattr(error.__cause__, "errors"):
             (first, *_) = error.__cause__.errors()
             rule = first["msg"].partition(",")[0]
@@ -124,6 +124,18 @@ def _relatives_with(option: str, ctx: Any) -> str:
     with_it = [name for name in same if any(option in parameter.opts for parameter in commands[name].params)]
     listed = " and ".join(f"{ctx.parent.command_path} {name}" for name in with_it)
     return f"it belongs to {listed}" if listed else ""
+
+
+def _field_named(option: str, ctx: Any) -> str:
+    """How to write a field of a configuration that was given as an option; empty if it is none."""
+    if ctx is None or all(parameter.name != "flags" for parameter in ctx.command.params):
+        return ""
+    from avow.training.config import FIELDS
+    from avow.training.field_names import OTHER_MEANINGS, meant
+
+    name = option.lstrip("-").replace("-", "_")
+    near = meant("", name, FIELDS)
+    return OTHER_MEANINGS.get(name) or (f"fields are written without dashes: {near}=VALUE" if near else "")
 
 
 def _name(parameter: Any) -> str:

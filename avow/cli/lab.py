@@ -36,7 +36,7 @@ def lab(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The local page: see what a model must read, and what attention promises.
+    """The local page: what a model must read, shown and proved.
 
     Serves only this machine, until Ctrl-C.
     """

@@ -27,7 +27,14 @@ def option(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, **more)
 
 
-Length = Annotated[int | None, option("Keys and queries; with --input, use only this many of the first keys.", min=1)]
+Length = Annotated[
+    int | None,
+    option(
+        "Keys and queries; with --input, use only this many of the first keys.",
+        min=1,
+        show_default="8192, or all keys of --input",
+    ),
+]
 Heads = Annotated[int, option("Heads to draw.", min=1)]
 Dim = Annotated[int, option("Dimension of each head.", min=1)]
 Input = Annotated[Path | None, option("Your own heads: a .safetensors file with q, k, v and optionally q_positions.")]

@@ -24,6 +24,7 @@ from avow.cli.options import split
 from avow.core import DTYPES, dtype_name
 from avow.errors import FileError, ParameterError
 from avow.extras import require
+from avow.parameters import suggestion
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
@@ -70,7 +71,8 @@ def routes(given: Sequence[str]) -> dict[int, list[int]]:
 def dtype_named(name: str) -> torch.dtype:
     """The type of that name."""
     if name not in _DTYPES:
-        raise ParameterError("dtype", repr(name), "is not known", f"use one of {', '.join(_DTYPES)}")
+        remedy = suggestion(name, _DTYPES, f"use one of {', '.join(_DTYPES)}")
+        raise ParameterError("dtype", repr(name), "is not known", remedy)
     return _DTYPES[name]
 
 

@@ -12,6 +12,7 @@ from avow.bench.workloads import Workload, read, workload
 from avow.cli import options
 from avow.cli.options import AsJson, Batch, Device, Dtype, Input, KeyHeads, Recalibrate, Seed, option, present
 from avow.cli.parsing import dtype_named
+from avow.decode.cpu import not_installed
 from avow.decode.plan import USUAL_SHARE, share_of_heads
 from avow.errors import ParameterError
 
@@ -44,6 +45,7 @@ def plan_decode(
     tol: Annotated[
         float | None, option("With --input or --kind: error of a row, relative to the longest value; default: 0.01.")
     ] = None,
+    window: Annotated[int | None, option("Tokens that a query sees at most; default: all.", min=1)] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     recalibrate: Recalibrate = False,
@@ -52,10 +54,11 @@ def plan_decode(
     """What a decode loop costs: time of a step, and memory.
 
     A step is `append` and `attend` of an `avow.nn.KeyValueCache`, for one layer. Its time is predicted from steps of
-    such heads on this machine, which are measured once, in about two seconds. How many tokens sparse steps read depends
-    on the heads: give the share with --kept, or find it with --input on your own heads, with --kind on drawn ones.
+    such heads on this machine, which are measured once, in about two seconds. The first time of all, compiling CPU
+    steps takes half a minute more. How many tokens sparse steps read depends on the heads: give the share with --kept,
+    or find it with --input on your own heads, with --kind on drawn ones.
     """
-    from avow.report.decode_plan import plan_table, verdict
+    from avow.report.decode_plan import plan_table
     from avow.report.terminal import bold
 
     device, number = options.place(device), None if dtype is None else dtype_named(dtype)
@@ -70,7 +73,9 @@ def plan_decode(
         load = drawn.to(device, number)
     if load is None and tol is not None:
         raise ParameterError("tol", tol, "needs heads to find the share of", "add --input FILE or --kind averaging")
-    share = None if load is None else _share(load, 1e-2 if tol is None else tol)
+    # What no step would use is not looked for.
+    useless = not_installed() if device == "cpu" else ""
+    share = None if load is None or useless else _share(load, 1e-2 if tol is None else tol)
     number = number or torch.float32
     shape: dict[str, Any] = {"heads": heads or 32, "key_heads": key_heads, "dim": dim or 128, "dtype": number}
     if load is not None:
@@ -83,12 +88,13 @@ def plan_decode(
         queries=queries,
         device=device,
         kept=kept if share is None else share.kept,
+        window=window,
         tell=options.tell,
         again=options.again(recalibrate),
     )
-    if share is not None:
-        plan = dataclasses.replace(plan, kept_source=share.source)
-    return present(as_json, plan.plain(), plan_table(plan), *map(bold, verdict(plan)))
+    if share is not None or (load is not None and useless):
+        plan = dataclasses.replace(plan, kept_source="not looked for" if share is None else share.source)
+    return present(as_json, plan.plain(), plan_table(plan), *map(bold, plan.verdict))
 
 
 def _share(load: Workload, tol: float) -> _Share:

@@ -77,6 +77,7 @@ def pretrain(
 
     All of the text is read, but for a small part that the held-out loss is measured on.
     """
+    _check_folder("pretrain", run, resume)
     given = _with_options(flags, data, {"data.tokenizer": tokenizer, "data.task": task, "run.device": device})
     _fit("pretrain", run, config, given, [], resume_from or resume, as_json)
 
@@ -100,6 +101,7 @@ def finetune(
     from avow.training import checkpoint
     from avow.training.run_folder import CONFIG
 
+    _check_folder("finetune", run, resume)
     given = _with_options(flags, data, {"run.device": device})
     defaults = []
     resumed = bool(resume_from or resume) and (run / CONFIG).exists()
@@ -259,6 +261,21 @@ def _start(path: Path) -> Path:
     return good
 
 
+def _check_folder(name: str, run: Path, resume: bool) -> None:
+    """Raise if what is named as the folder of a run is not one, or holds no run to resume; `name` is the command's."""
+    from avow.training.run_folder import CONFIG
+
+    if "=" in run.name:
+        raise ParameterError("RUN", repr(str(run)), "reads like a field", "name the folder of the run first")
+    if run.is_file():
+        rule = "is a file, and RUN is the folder that the run is written to"
+        raise FileError("RUN", run, rule, f"to read it, use avow train {name} RUN --data {shlex.quote(str(run))}")
+    # torchrun starts the same command again when a process is lost: the first time there is no run yet.
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if resume and not restarts and not (run / CONFIG).exists() and not (run / "checkpoints").exists():
+        raise FileError("RUN", run, "holds no run to resume", "check the path, or begin a run without --resume")
+
+
 def _fit(
     name: str, run: Path, file: Path | None, flags: list[str], defaults: list[str], resume: bool | Path, as_json: bool
 ) -> None:
@@ -267,8 +284,6 @@ def _fit(
     from avow.training import checkpoint, read_config, train
     from avow.training.run_folder import CONFIG
 
-    if "=" in run.name:
-        raise ParameterError("RUN", repr(str(run)), "reads like a field", "name the folder of the run first")
     if resume and file is None and (run / CONFIG).exists():
         file = run / CONFIG  # A run remembers its configuration.
     config = read_config(file, flags, [f"schedule.steps={STEPS[name]}", *defaults])
@@ -315,8 +330,9 @@ def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, 
         document({**state, **figures, "held_out": held, "reading": asdict(done.reading), **paths})
     elif last is not None:
         epoch = last.epoch * done.step / last.step  # It may have stopped between two lines.
+        epochs = f"{epoch:,.1f}" if epoch >= 0.1 else f"{epoch:.2g}"
         typer.echo(
-            f"{done.step:,} steps, {epoch:,.1f} epochs: loss {last.loss:.3f} nats per token, "
+            f"{done.step:,} steps, {epochs} epochs: loss {last.loss:.3f} nats per token, "
             f"{last.tokens_per_second:,.0f} tokens/s, MFU {last.mfu:.1%}"
         )
         typer.echo(_held_out_line(measured, config.data.held_out))
@@ -330,7 +346,8 @@ def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, 
 
 def _held_out_line(measured: Progress | None, share: float) -> str:
     if measured is None:
-        return "held out: nothing" + (" (data.held_out=0)" if not share else "")
+        why = "data.held_out=0" if not share else "there is too little to hold any out"
+        return f"no held-out loss was measured ({why})"
     words = f"held out: loss {measured.held_out_loss:.3f} nats per token, perplexity {measured.perplexity:.2f}"
     bits = measured.bits_per_character
     return words if bits is None else f"{words}, {bits:.3f} bits per character"

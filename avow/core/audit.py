@@ -31,12 +31,15 @@ from avow.parameters import as_float
 class Audit:
     """Errors of the rows that were recomputed, as upper bounds in three units, and the certificate they earn.
 
+    float64 rounds, too: `least_errors` are what the errors are at least, and refute a bound that is below them.
+
     Attributes:
         certificate: a `sampled` certificate, with the largest errors as bounds.
         rows: which rows were recomputed: batch, head and place of each, (r, 3).
         errors: relative to the longest value that the row sees, (r,).
         relative_errors: relative to the true answer's length, (r,).
         absolute_errors: as they are, (r,).
+        least_errors: lower bounds, relative to the longest value that the row sees, (r,).
 
     >>> import torch, avow
     >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
@@ -49,13 +52,16 @@ class Audit:
     errors: Float[Tensor, "r"]
     relative_errors: Float[Tensor, "r"]
     absolute_errors: Float[Tensor, "r"]
+    least_errors: Float[Tensor, "r"]
 
     def __repr__(self) -> str:
         return f"Audit(rows={self.errors.numel()}, certificate={self.certificate!r})"
 
     def __str__(self) -> str:
         largest = ", ".join(f"{error:.2e} {unit}" for unit, error in self._largest().items())
-        return f"{self._recomputed}: largest errors {largest}\n{self.certificate}"
+        # Whoever computed the answer is not known: the method is the one whose target it is compared with.
+        certificate = str(self.certificate).replace("\n  method   ", "\n  compared with the target of ", 1)
+        return f"{self._recomputed}: largest errors {largest}\n{certificate}"
 
     def _repr_html_(self) -> str:
         errors = [(f"largest error, {unit}", f"{error:.2e}") for unit, error in self._largest().items()]
@@ -100,8 +106,8 @@ def audit_rows(
     index = index.sort().values  # rows of one head together
     rows = torch.stack([index // (h * n), index // n % h, index % n], -1)
     heads = rows.split((index // n).unique_consecutive(return_counts=True)[1].tolist()) if len(rows) else ()
-    errors = torch.cat([torch.zeros(3, 0, device="cpu"), *(_errors(out, p, target, one) for one in heads)], -1)
-    worst, own, _ = errors.amax(-1).tolist() if len(rows) else (0.0, 0.0, 0.0)
+    errors = torch.cat([torch.zeros(4, 0, device="cpu"), *(_errors(out, p, target, one) for one in heads)], -1)
+    worst, own, *_ = errors.amax(-1).tolist() if len(rows) else (0.0, 0.0)
     everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
     certificate = Certificate(
         method=target.name,
@@ -119,12 +125,14 @@ def audit_rows(
     return Audit(certificate, rows, *errors)
 
 
-def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
-    """The errors of some rows of one head, in the units of `Audit`: distance to float64's answer plus its own error."""
+def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "4 l"]:
+    """The errors of some rows of one head, as `Audit` has them: distance to float64's answer plus its own error, or
+    less it.
+    """
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
     given = widened(out[b, h, index])
     if p.empty:  # The target is zero if there is nothing to attend to.
-        return torch.where((given == 0).all(-1), 0.0, math.inf).double().expand(3, -1).cpu()
+        return torch.where((given == 0).all(-1), 0.0, math.inf).double().expand(4, -1).cpu()
     group = h // (p.q.shape[1] // p.k.shape[1])
     one = p.head(b, h, group)
     some = one.rows(index)
@@ -146,7 +154,8 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     absolute = (distance + off) * rounding.SAFETY
     length = (length_floors(truth) - off) / rounding.SAFETY
     to_answer = torch.where(length > 0, absolute / length, torch.where(absolute > 0, math.inf, 0.0))
-    return torch.stack([(beside + own) * rounding.SAFETY, to_answer * rounding.SAFETY, absolute]).cpu()
+    least = torch.where(longest > 0, (distance - lost) / longest / rounding.SAFETY - own, beside).clamp(min=0.0)
+    return torch.stack([(beside + own) * rounding.SAFETY, to_answer * rounding.SAFETY, absolute, least]).cpu()
 
 
 def reference_error(p: Problem) -> Float[Tensor, "b h n"]:

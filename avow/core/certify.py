@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.core import SOFTMAX, Certificate, Computed, Method, Problem, Promise
+from avow.core import SOFTMAX, Certificate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
+from avow.errors import InputError, ParameterError, ShapeError, value_text
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.norms import length_floors, lengths, norm_floor
+from avow.parameters import as_float
 
 # Charges below this are left out: SAFETY adds more to any bound.
 _NOTHING = 1e-22
@@ -39,10 +42,12 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
     else:
         with torch.no_grad():
             p = p.measure_norms().detached()
+            _check_computed(method, p, computed)
             promise = method.promise(p, computed, confidence)
+            _check_promise(method, p, promise)
             promise = dataclasses.replace(promise, rows=promise.rows + _subnormal_charge(method, p))
             own = relative_rows(p, computed.out, promise.rows)
-    bound, relative = _largest(promise.rows, own)
+    bound, relative = _largest(method, promise.rows, own)
     if bound > 1 and method.averages and promise.kind != "none":
         with torch.no_grad():
             # An answer is at most as far from an average of the values its row sees as both are long together.
@@ -50,16 +55,61 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
             trivial = torch.where(longest > 0, (lengths(computed.out) + longest) * rounding.SAFETY / unit, math.inf)
             promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, trivial))
             own = relative_rows(p, computed.out, promise.rows)
-        bound, relative = _largest(promise.rows, own)
+        bound, relative = _largest(method, promise.rows, own)
     rows, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
     bounds = {"bound": bound, "rows": rows, "relative": relative, "relative_rows": own}
     identity = {"method": method.name, "parameters": method.parameters, "target": method.target}
-    return Certificate(**(vars(promise) | identity | bounds), cost=method.cost(p.sizes))
+    return Certificate(**(vars(promise) | identity | bounds), cost=_checked_cost(method, p.sizes))
 
 
-def _largest(*rows: Tensor) -> list[float]:
-    """The largest entries of some tensors, brought from a device in one transfer."""
-    return torch.stack([x.amax() for x in rows]).tolist() if rows[0].numel() else [0.0] * len(rows)
+def _check_computed(method: Method, p: Problem, computed: object) -> None:
+    """Raise if what `compute` returned is not an answer to the problem."""
+    name, shape = f"{method.name}: compute()", (*p.q.shape[:-1], p.v.shape[-1])
+    if not isinstance(computed, Computed):
+        raise InputError(name, value_text(computed), "must be a Computed", "return Computed(out) from compute")
+    if not isinstance(computed.out, Tensor) or computed.out.shape != shape:
+        rule = f"must be a tensor of shape {shape}: batch, heads, queries, value dim"
+        raise ShapeError(f"{name}.out", value_text(computed.out), rule, "return one vector for each query")
+
+
+def _check_promise(method: Method, p: Problem, promise: object) -> None:
+    """Raise if what `promise` returned is not about every row of the problem; `_largest` checks its numbers."""
+    name, shape = f"{method.name}: promise()", tuple(p.q.shape[:-1])
+    if not isinstance(promise, Promise):
+        remedy = 'return Promise("deterministic", rows) from promise'
+        raise InputError(name, value_text(promise), "must be a Promise", remedy)
+    if promise.kind not in get_args(Kind):
+        rule = f"must be one of {', '.join(get_args(Kind))}"
+        raise ParameterError(f"{name}.kind", value_text(promise.kind), rule, 'use "none" if nothing is promised')
+    rows = promise.rows
+    if not isinstance(rows, Tensor) or rows.shape != shape or not rows.is_floating_point():
+        rule = f"must be a tensor of numbers of shape {shape}: batch, heads, queries"
+        raise ShapeError(f"{name}.rows", value_text(rows), rule, "return one bound for each query")
+    if not 0 <= as_float(promise.confidence) <= 1:
+        rule = "must be a probability, from 0 to 1"
+        raise ParameterError(f"{name}.confidence", value_text(promise.confidence), rule, "1 means always")
+
+
+def _checked_cost(method: Method, sizes: Sizes) -> Cost:
+    cost: object = method.cost(sizes)
+    if not isinstance(cost, Cost):
+        remedy = "return Cost(flops, pointwise, launches, peak_bytes) from cost"
+        raise InputError(f"{method.name}: cost()", value_text(cost), "must be a Cost", remedy)
+    return cost
+
+
+def _largest(method: Method, rows: Tensor, own: Tensor) -> tuple[float, float]:
+    """The largest bounds, of rows and relative to the answer, brought from a device in one transfer.
+
+    Raises if one of the rows is below 0 or not a number: it would keep any tolerance, or none, and prove nothing.
+    """
+    if not rows.numel():
+        return 0.0, 0.0
+    least, bound, relative = torch.stack([rows.amin(), rows.amax(), own.amax()]).tolist()
+    if not least >= 0:
+        remedy = "return at least 0 for every row, and inf if nothing is proved of it"
+        raise ParameterError(f"{method.name}: promise().rows", least, "is not a bound", remedy)
+    return bound, relative
 
 
 def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:

@@ -24,9 +24,9 @@ def run_eagerly(name: str, function: Callable[..., _R], *arguments: Any, **optio
 
 def _outside_graphs(name: str, function: Callable[..., _R], arguments: tuple[Any, ...], options: dict[str, Any]) -> _R:
     if torch.compiler.is_exporting():
-        rule = "depends on numbers, which are not known in an exported program"
+        rule = "cannot be exported: what it does depends on numbers that an exported program does not know"
         remedy = 'export avow.nn.Attention with method="exact", "separable", "random_features" or "latent"'
-        raise ParameterError("exported call", name, rule, remedy)
+        raise ParameterError("call", name, rule, remedy)
     return torch.compiler.disable(function)(*arguments, **options)
 
 

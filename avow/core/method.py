@@ -51,7 +51,14 @@ class BoundEstimate:
     of_answer: float = 0.0
 
     def for_answers(self, ratio: float) -> BoundEstimate:
-        """The bound that is expected if answers are `ratio` times as long as the longest value: a guess."""
+        """The bound that is expected of answers of some length: a guess.
+
+        Args:
+            ratio: how long they are beside the longest value.
+
+        Returns:
+            The same estimate with that bound.
+        """
         shorter = self.of_answer * (1 - min(ratio, 1.0))
         return dataclasses.replace(self, bound=self.bound - shorter if shorter else self.bound, certain=False)
 

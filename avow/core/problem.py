@@ -332,8 +332,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
     if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
         heads, groups = q.shape[-3], k.shape[-3]
         if not enable_gqa:
-            rule = f"must equal q's {heads} heads"
-            raise ShapeError("k heads", groups, rule, "pass enable_gqa=True for grouped queries")
+            rule, fits = f"must equal q's {heads} heads", groups > 0 and heads % groups == 0
+            remedy = "pass enable_gqa=True for grouped queries" if fits else "give each query head its own keys"
+            raise ShapeError("k heads", groups, rule, remedy)
         if groups == 0 or heads % groups:
             raise ShapeError("k heads", groups, f"must divide q's {heads} heads", "regroup the heads")
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from avow.core import SOFTMAX, Certificate, check_limits, weakest
+from avow.core.quantities import count
 from avow.errors import ParameterError, value_text
 
 _HONESTY = (
@@ -96,12 +97,13 @@ class Record(list[Recorded]):
         return json.dumps({layer: [json.loads(x.to_json(rows=False)) for x in given] for layer, given in layers})
 
     def __repr__(self) -> str:
-        return f"<Record of {len(self)} answers of {len(self.layers)} layers>"
+        return f"<Record of {count(len(self), 'answer')} of {count(len(self.layers), 'layer')}>"
 
     def __str__(self) -> str:
         layers = self.layers
         if not layers:
-            return "\n".join(["no answer was recorded: run a model in which avow is enabled", *self._remarks])
+            advice = "run avow.nn modules inside the block, or a model in which avow is enabled"
+            return "\n".join([f"no answer was recorded: {advice}", *self._remarks])
         widest = max(len(layer) for layer in layers)
         lines = [f"{'layer':<{widest}}  answers  worst bound  of answer  promise        method"]
         for layer, certificates in layers.items():
@@ -116,11 +118,12 @@ class Record(list[Recorded]):
         """What there is to say of other mechanisms, and of other threads."""
         other = {x.method: x.target for _, x in self if x.target != SOFTMAX}
         remarks = [f"{name}: bounds are of {target}, which is not {SOFTMAX}" for name, target in other.items()]
-        remarks += [f"{count} answers were given in the thread {name}" for name, count in self.threads.items()]
+        given = [(name, count(many, "answer"), "was" if many == 1 else "were") for name, many in self.threads.items()]
+        remarks += [f"{answers} {verb} given in the thread {name}" for name, answers, verb in given]
         if self.unattributed:
             remarks.append(
-                f"{self.unattributed} answers of other threads are not in this record: records were open in several "
-                "threads; open one in each thread that runs a model"
+                f"not in this record: {count(self.unattributed, 'answer')} of other threads, since records were open "
+                "in several; open one in each thread that runs a model"
             )
         return remarks
 
@@ -135,8 +138,7 @@ _lock = threading.Lock()
 _running: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("avow_running", default=())
 
 
-@contextlib.contextmanager
-def record(model: nn.Module | None = None) -> Iterator[Record]:
+def record(model: nn.Module | None = None) -> contextlib.AbstractContextManager[Record]:
     """The certificates of every answer that is given while the block runs.
 
     Answers are those of `avow.scaled_dot_product_attention`, of `avow.nn.Attention`, and of models of transformers in
@@ -159,6 +161,11 @@ def record(model: nn.Module | None = None) -> Iterator[Record]:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ParameterError("model", value_text(model), "must be a torch.nn.Module", "pass one, or leave it out")
+    return _recording(model)
+
+
+@contextlib.contextmanager
+def _recording(model: nn.Module | None) -> Iterator[Record]:
     new, before = Record(), _own.get()
     # A context that was copied may name records which are closed by now.
     still = [one for one in before if any(one is other for other, _ in _open)]

@@ -56,19 +56,21 @@ def checked_requirement(
     tol: object, confidence: object = None, coverage: object = None, rtol: object = None
 ) -> Requirement:
     """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 if none was given."""
-    exact = "must be a number of at least 0", "try {name}=1e-2, or leave it out for exact"
+    exact = "must be a number above 0", "try {name}=1e-2, or leave it out for exact"
     rules: dict[str, tuple[object, Callable[[float], bool], str, str]] = {
-        "tol": (tol, lambda x: 0 <= x < math.inf, *exact),
+        "tol": (tol, lambda x: 0 < x < math.inf, *exact),
         "confidence": (confidence, lambda x: 0 < x <= 1, "must be above 0 and at most 1", "try {name}=0.99"),
         "coverage": (coverage, lambda x: 0 < x < 1, "must lie strictly between 0 and 1", "try {name}=0.99"),
-        "rtol": (rtol, lambda x: 0 <= x < math.inf, *exact),
+        "rtol": (rtol, lambda x: 0 < x < math.inf, *exact),
     }
     numbers: dict[str, float] = {}
     for name, (value, holds, rule, remedy) in rules.items():
         if value is not None:
             numbers[name] = as_float(value)
             if not holds(numbers[name]):
-                raise ParameterError(name, value, rule, remedy.format(name=name))
+                if isinstance(value, str):
+                    remedy = "pass a number, without quotes"
+                raise ParameterError(name, value_text(value), rule, remedy.format(name=name))
     sure = numbers.get("confidence", 1.0)
     return Requirement(numbers.get("tol"), sure, numbers.get("coverage"), numbers.get("rtol"))
 

@@ -46,10 +46,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import logging
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -61,6 +62,7 @@ from torch import Tensor
 
 from avow.core import Certificate, Computed, LazyCertificate, Norms, Problem, Sizes
 from avow.core.certify import certify
+from avow.core.quantities import count
 from avow.errors import is_out_of_memory
 from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse, Trace
@@ -68,7 +70,11 @@ from avow.numerics.norms import row_norms, slack
 from avow.numerics.rounding import tiny
 from avow.numerics.sketch import GROUP
 
+_LOG = logging.getLogger(__name__)
 _EXACT = Exact()
+# Loading what was compiled before takes a second or two.
+_PATIENCE = 5.0
+_COMPILING = "compiling CPU decoding steps, once per machine and release: about half a minute"
 # Types of tokens, as compiled code numbers them.
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Why compiled code gives a step up, by its `status`.
@@ -111,17 +117,38 @@ def looks(rows: int, sparse: bool) -> bool:
     return rows <= LOOK_ROWS or sparse
 
 
-@functools.cache
+def not_installed() -> str:
+    """Why no step can be taken without a look at the compiler: numba is missing; empty if it is there."""
+    return "" if importlib.util.find_spec("numba") else "numba is not installed (pip install 'avow[cpu]')"
+
+
 def unavailable() -> str:
     """Why no step can be taken on this machine, empty if steps can; asked first, it compiles the stages if need be."""
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed (pip install 'avow[cpu]')"
+    # Asked every time: it may be installed while this process runs.
+    return not_installed() or _uncompiled()
+
+
+@functools.cache
+def _uncompiled() -> str:
+    return prepare(_LOG.warning)
+
+
+def prepare(tell: Callable[[str], object]) -> str:
+    """What `unavailable` says, found out again; `tell` is called with a line if that takes long."""
+    if missing := not_installed():
+        return missing
+    # Numba alone knows whether it finds what it compiled before, and tells when it is done.
+    late = threading.Timer(_PATIENCE, tell, [_COMPILING])
+    late.daemon = True
+    late.start()
     try:
         _stages()
     except Exception as error:  # whatever a compiler or its installation may come up with
         if is_out_of_memory(error):
             raise
         return f"numba could not compile ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+    finally:
+        late.cancel()
     return ""
 
 
@@ -165,9 +192,9 @@ class CpuSteps:
     _space: _Space | None = field(default=None, repr=False)
     _methods: dict[tuple[float, torch.dtype], Sparse] = field(default_factory=dict, repr=False)
 
-    def __deepcopy__(self, memo: object) -> CpuSteps:
-        """Another cache works in a space of its own."""
-        return CpuSteps()
+    def __reduce__(self) -> tuple[type[CpuSteps], tuple[()]]:
+        """Copies and files begin anew: another cache works in a space of its own."""
+        return CpuSteps, ()
 
     def step(
         self,
@@ -372,5 +399,5 @@ class _Space:
         if not self._arrays["flags"][:, _stages().WHOLE].all():
             return ""
         looked, left = bool((learnt[..., -2] == learnt[..., -1]).any()), int(learnt[..., -1].amin())
-        retry = f"sparse decoding did not pay; retrying in {left} steps"
+        retry = f"sparse decoding did not pay; retrying in {count(left, 'step')}"
         return "most of the tokens would have to be read in full" if looked else retry

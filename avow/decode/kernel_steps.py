@@ -81,7 +81,7 @@ class _Notice:
 class Replayed:
     """A call on tensors of the same shapes again and again: from the second one on, the replay of its CUDA graph.
 
-    What it returns is written over by the next call. A copy of whoever has it makes its own.
+    What it returns is written over by the next call. A copy of whoever has it must make its own.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -89,9 +89,6 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
         self._result: Any = None
-
-    def __deepcopy__(self, memo: object) -> None:
-        return None
 
     def __call__(self, *inputs: Tensor) -> Any:
         if not self._called:

@@ -36,7 +36,7 @@ from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
 from avow.decode.kernel_steps import Asked, KernelSteps, unfit_rows
 from avow.decode.split_k_exact import SplitKExact, serves
-from avow.decode.token_buffers import TokenBuffers, is_capturing, is_plain_call, norm_slack
+from avow.decode.token_buffers import LengthBounds, TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -187,10 +187,6 @@ class KeyValueCache(TokenBuffers):
     def _attend(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
         """The answer after every check."""
         tol, confidence, scale, generator, method, rtol = arguments
-        for name, value in (("tol", tol), ("rtol", rtol)):
-            if isinstance(value, int | float) and value <= 0:
-                remedy = f"try {name}=1e-2, or leave it out for exact"
-                raise ParameterError(name, value, "must be above 0", remedy)
         if method not in ("auto", "exact", "sparse"):
             rule = "must be 'auto', 'exact' or 'sparse'"
             raise ParameterError("method", value_text(method), rule, "use another method with avow.attend")
@@ -393,15 +389,15 @@ class KeyValueCache(TokenBuffers):
             if method == "sparse":
                 return None
             reason = functools.partial(str, answer)
-        k, v = self.tokens
-        if not serves(q, v) or sinks is not None or self.window is not None:
+        if not serves(q, self._buffers["values"]) or sinks is not None:
             return None
-        exact = self._exact_reader.quick(q, k, v, self._length_bounds, self._value_slack, tol, scale, reason)
+        k, v, known = self._seen_by_last()
+        exact = self._exact_reader.quick(q, k, v, known, self._value_slack, tol, scale, reason)
         return None if exact is None else Attended(*exact)
 
     def __repr__(self) -> str:
-        tokens = self.lengths if self._ragged else self.length
-        held = f"batch={self.batch}, key_heads={self.key_heads}, tokens={tokens}, dim={self.dim}"
+        length = self.lengths if self._ragged else self.length
+        held = f"batch={self.batch}, key_heads={self.key_heads}, length={length}, dim={self.dim}"
         sketch = "no sketch" if self.bits is None else f"sketch of {self.bits} bits"
         where = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
         return f"KeyValueCache({held}, value_dim={self.value_dim}, {where}, {sketch}, {self.nbytes:,} bytes)"
@@ -593,11 +589,24 @@ class KeyValueCache(TokenBuffers):
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
         if call.sinks is not None:
             return attend_exact(self._with_sinks(call).problem, requirement, reason)
-        if self.device.type == "cpu" and self.window is None and not problem.empty:
-            answer = self._exact_reader.attend(problem, self._length_bounds, self._value_slack, requirement.tol, reason)
+        if self.device.type == "cpu" and not problem.empty and serves(problem.q, problem.v):
+            k, v, known = self._seen_by_last()
+            if problem.allowed is not None:  # the one query sees what is in its window, and that is all
+                problem = Problem.of(problem.q, k, v, scale=problem.scale, enable_gqa=True)
+            answer = self._exact_reader.attend(problem, known, self._value_slack, requirement.tol, reason)
             if answer is not None:
                 return Attended(*answer)
         return attend_exact(self._with_norms(call).problem, requirement, reason)
+
+    def _seen_by_last(self) -> tuple[Tensor, Tensor, LengthBounds]:
+        """Keys and values that the last token's query sees, and bounds on their lengths."""
+        if self.window is None:
+            return *self.tokens, self._length_bounds
+        end = self._position - self._base
+        first, known = max(0, end - self.window), self._length_bounds
+        k, v = (self._buffers[name][:, :, first:end] for name in ("keys", "values"))
+        # A bound is relative to the longest value that is seen; longer keys than those bound these, too.
+        return k, v, known._replace(values=self._longest_seen(1, first, end)[:, 0].tolist())
 
     def _by_cpu_steps(self, call: _Call, tol: float) -> Attended | str:
         """The answer from a part of the tokens by compiled code; or why it does not serve."""
@@ -654,6 +663,10 @@ class KeyValueCache(TokenBuffers):
         before = torch.cat([most, norms[:, : spans[-1][0]].flip(-1)], -1).cummax(-1).values.flip(-1)
         behind = torch.cat([most, norms[:, spans[0][1] :]], -1).cummax(-1).values
         return torch.maximum(before[:, [a for a, _ in spans]], behind).double().numpy()
+
+
+# Python's own errors about arguments name the class that people know.
+TokenBuffers.append.__qualname__ = "KeyValueCache.append"
 
 
 def _finite_sinks(sinks: Tensor) -> Float64[Tensor, "h"]:

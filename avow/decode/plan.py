@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Problem, Sizes, check_dtype, dtype_name, notebook
+from avow.core.quantities import count, memory, ratio, seconds
 from avow.core.schema import json_schema
 from avow.decode.key_value_cache import KeyValueCache
 from avow.decode.step_rates import StepRates, share_read, shortest, step_rates
@@ -35,7 +36,8 @@ class DecodePlanDocument(TypedDict):
     """A plan of a decode loop in JSON.
 
     Attributes:
-        tokens: tokens in the cache of each sequence.
+        tokens: tokens in the cache of each sequence that a query sees.
+        window: how many tokens a query sees at most; null if it sees all.
         batch: sequences.
         heads: query heads.
         key_heads: key heads, which the query heads share.
@@ -63,6 +65,7 @@ class DecodePlanDocument(TypedDict):
     """
 
     tokens: int
+    window: int | None
     batch: int
     heads: int
     key_heads: int
@@ -94,7 +97,7 @@ class DecodePlan:
     """What a decoding step of one layer costs. Seconds are predicted, bytes are those of a cache without spare room."""
 
     sizes: Sizes
-    """Of a step; `keys` is the number of tokens in the cache."""
+    """Of a step; `keys` is the number of tokens in the cache that a query sees."""
     kept: float
     """The share of the tokens that sparse steps are taken to read in full."""
     rates: StepRates
@@ -107,6 +110,8 @@ class DecodePlan:
     """A sketch of all keys, of 4 bits a number."""
     kept_source: str = "given"
     """How `kept` is known: given, assumed, or found on some heads."""
+    window: int | None = None
+    """How many tokens a query sees at most; None: all."""
 
     @property
     def exact_seconds(self) -> float:
@@ -204,37 +209,79 @@ class DecodePlan:
         """The schema of what `plain` returns."""
         return json_schema(DecodePlanDocument, SCHEMA)
 
-    def __str__(self) -> str:
-        lines = [self._step]
-        for name, seconds, size, note in self._rows():
-            times = note if seconds is None else f"{1e3 * seconds:10.3g} ms {size / 2**20:10.1f} MiB"
-            lines.append(f"{name:8}{times}" + (f", {note}" if note and seconds is not None else ""))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, "–" if seconds is None else f"{1e3 * seconds:.3g}", f"{size / 2**20:.1f}", note)
-            for name, seconds, size, note in self._rows()
-        ]
-        marked = [row[0] for row in rows].index(self.chosen)
-        table = notebook.table(("step", "ms", "MiB", ""), rows, marked)
-        return notebook.card(f"{self.chosen} is faster: {self._step}", table)
+    @property
+    def heading(self) -> tuple[str, str]:
+        """What is planned, and for which heads, in two lines."""
+        z = self.sizes
+        shared = "" if z.heads == z.key_heads else f" on {count(z.key_heads, 'key head')}"
+        parts = [count(z.heads, "head") + shared, f"dimension {z.dim}", dtype_name(z.dtype), z.device]
+        parts += [f"batch {z.batch}"] * (z.batch > 1) + [f"{z.queries} queries a step"] * (z.queries > 1)
+        seen = "" if self.window is None else f" in a window of {self.window:,}"
+        return f"a decoding step over {count(z.keys, 'token')}{seen}, one layer", ", ".join(parts)
 
     @property
-    def _step(self) -> str:
-        z = self.sizes
-        heads = f"{z.heads} heads on {z.key_heads}, dimension {z.dim}"
-        kind = f"{dtype_name(z.dtype)}, batch {z.batch}, on {z.device}"
-        return f"a step over {z.keys:,} tokens, {heads}, {kind} ({self.rates.source})"
-
-    def _rows(self) -> list[tuple[str, float | None, int, str]]:
-        """Of each way to take a step: its name, seconds, bytes, and what else there is to say."""
-        reads = self.why_not_sparse or f"reads {self.kept:.1%}"
-        rows: list[tuple[str, float | None, int, str]] = [
-            ("exact", self.exact_seconds, self.exact_bytes, ""),
-            ("sparse", self.sparse_seconds, self.sparse_bytes, reads),
+    def table(self) -> list[list[str]]:
+        """A line for each way: its name, what a step is predicted to take, how that compares with SDPA, its memory."""
+        sdpa = self.sdpa_seconds
+        ways = {
+            "exact": (self.exact_seconds, self.exact_bytes),
+            "sparse": (self.sparse_seconds, self.sparse_bytes),
+            "PyTorch's SDPA": (sdpa, self.token_bytes),
+        }
+        return [
+            [name, seconds(time), ratio(None if sdpa is None or time is None else time / sdpa), memory(held)]
+            for name, (time, held) in ways.items()
         ]
-        return rows if self.sdpa_seconds is None else [*rows, ("SDPA", self.sdpa_seconds, self.token_bytes, "")]
+
+    def notes(self, advice: str = "pass kept=, or find it with avow.nn.share_of_heads") -> list[str]:
+        """What the figures rest on; `advice` says how to name a share that was assumed."""
+        notes = []
+        if self.why_not_sparse:
+            notes.append(f"sparse is not used: {self.why_not_sparse}")
+        else:
+            remedy = f": {advice}" if self.kept_source == "assumed" else ""
+            notes.append(f"sparse: {self.kept:.1%} of the tokens read, {self.kept_source}{remedy}")
+        if self.sketch_seconds is not None:
+            paid = "" if self.steps_to_pay is None else f", which {count(self.steps_to_pay, 'step')} pay for"
+            notes.append(f"the sketch takes {seconds(self.sketch_seconds)} once{paid}")
+        if self.sizes.device != "cpu":
+            notes.append(
+                f"if keys and values were in host memory, {memory(self.offloaded_bytes)} would stay on the device "
+                "(the sketch and lengths of values); that is not built yet"
+            )
+        notes.append("memory is that of the tokens; buffers without capacity= may have room for twice as many")
+        if self.sdpa_seconds is None:
+            notes.append("SDPA was not measured")
+        return [*notes, f"times: {self.rates.source}"]
+
+    @property
+    def verdict(self) -> list[str]:
+        """The faster way, and where sparse decoding pays."""
+        faster = ""
+        if self.chosen == "sparse":
+            faster = f", {self.exact_seconds / self.seconds:.1f} times as fast as exact"
+        if self.sdpa_seconds is not None:
+            faster += f", {self.sdpa_seconds / self.seconds:.1f} times as fast as SDPA"
+        lines = [f"{self.chosen}: {seconds(self.seconds)} a step{faster}"]
+        if self.rates.sparse is None:
+            return lines
+        if self.pays_from is None:
+            return [*lines, f"sparse pays at no length if {self.kept:.1%} of the tokens are read"]
+        below = "" if self.pays_below is None else f", and here if less than {self.pays_below:.0%} are"
+        if self.pays_below == 1:
+            below = ", and here however many are"
+        return [*lines, f"sparse pays from {self.pays_from:,} tokens on if {self.kept:.1%} of them are read{below}"]
+
+    def __str__(self) -> str:
+        rows = [["", "predicted", "of SDPA", "memory"], *self.table]
+        lines = [f"{name:14}{time:>11}{share:>9}{held:>12}" for name, time, share, held in rows]
+        return "\n".join([*self.heading, *lines, *self.notes(), *self.verdict])
+
+    def _repr_html_(self) -> str:
+        marked = [row[0] for row in self.table].index(self.chosen)
+        table = notebook.table(("", "predicted", "of SDPA", "memory"), self.table, marked)
+        about = [("step", ", ".join(self.heading)), *(("", line) for line in (*self.verdict[1:], *self.notes()))]
+        return notebook.card(self.verdict[0], table, notebook.facts(about))
 
 
 @declared()
@@ -250,14 +297,16 @@ def plan_decode(
     queries: int = 1,
     device: str = "cpu",
     kept: float | None = None,
+    window: int | None = None,
     tell: Callable[[str], object] = _LOG.info,
     again: bool = False,
 ) -> DecodePlan:
     """What a step of a decode loop costs with so many tokens in a `KeyValueCache`: time, memory, and where sparse pays.
 
-    What steps take is measured at the first call for heads of this shape, in about two seconds, and kept in a file;
-    a machine that is too busy for that is left alone for an hour. With `AVOW_CALIBRATION=off`, or on such a machine,
-    rates are typical ones, and the plan says so.
+    What steps take is measured at the first call for heads of this shape, in about two seconds, and kept in a file. A
+    machine that is too busy for that in ten seconds is left alone for an hour. With `AVOW_CALIBRATION=off`, or on such
+    a machine, rates are typical ones, and the plan says so. The first of all calls on a CPU may wait half a minute for
+    numba to compile decoding steps.
 
     Args:
         tokens: tokens in the cache.
@@ -271,6 +320,8 @@ def plan_decode(
         device: "cpu" or "cuda".
         kept: the share of the tokens that sparse steps read: it depends on the heads and the tolerance, and
             `avow.nn.share_of_heads` finds it. By default a tenth is assumed.
+        window: how many tokens a query sees at most, as the cache has it: older ones are neither kept nor read. None:
+            all.
         tell: called with a line that says that something is measured.
         again: whether to measure whatever is known already.
 
@@ -290,6 +341,8 @@ def plan_decode(
     for name, value in (counts | {"batch": batch, "queries": queries}).items():
         check_count(name, value, 64)
     check_key_heads(heads, key_heads)
+    if window is not None:
+        check_count("window", window, 4096)
     if queries > tokens:
         raise ParameterError("queries", queries, f"exceeds the {tokens} tokens", f"try queries={tokens}")
     if kept is not None and not 0 <= as_float(kept) <= 1:
@@ -299,9 +352,10 @@ def plan_decode(
         raise ParameterError("device", repr(device), "must be 'cpu' or 'cuda'", "the default is 'cpu'")
     if device == "cuda" and not torch.cuda.is_available():
         raise ParameterError("device", repr(device), "is not available", "use device='cpu'")
-    sizes = Sizes(batch, heads, key_heads, queries, tokens, dim, value_dim, dtype, device)
+    seen = tokens if window is None else min(tokens, window)
+    sizes = Sizes(batch, heads, key_heads, queries, seen, dim, value_dim, dtype, device)
     share, source = (USUAL_SHARE, "assumed") if kept is None else (float(kept), "given")
-    return DecodePlan(sizes, share, step_rates(sizes, tell, again), *_bytes(sizes), source)
+    return DecodePlan(sizes, share, step_rates(sizes, tell, again), *_bytes(sizes), source, window)
 
 
 def _bytes(z: Sizes) -> tuple[int, int, int]:

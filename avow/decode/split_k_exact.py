@@ -57,9 +57,9 @@ class SplitKExact:
         self._room: tuple[Tensor, Tensor] | None = None
         """For the queries of each key head, filled up with zeros if they are too few; and without these."""
 
-    def __deepcopy__(self, memo: object) -> SplitKExact:
-        """Another cache learns for itself."""
-        return SplitKExact()
+    def __reduce__(self) -> tuple[type[SplitKExact], tuple[()]]:
+        """Copies and files begin anew: another cache learns for itself."""
+        return SplitKExact, ()
 
     def quick(
         self,

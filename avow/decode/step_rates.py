@@ -13,12 +13,12 @@ in a cache, and is the caller's to say: the heads measured here are made such th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
 import re
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ from avow.calibration import is_off
 from avow.calibration_file import file_for, forget, keep, recall
 from avow.core import Certificate, Sizes, dtype_name
 from avow.decode.cpu import SHORTEST as SHORTEST_ON_CPU
-from avow.decode.cpu import unavailable as cpu_unavailable
+from avow.decode.cpu import not_installed, prepare
 from avow.decode.kernel_steps import SHORTEST as SHORTEST_ON_GPU
 from avow.decode.key_value_cache import KeyValueCache
 from avow.parameters import as_float
 
 _LOG = logging.getLogger(__name__)
 # Raise when the steps themselves or what is measured of them change: older files are then measured again.
-VERSION = 1
+VERSION = 2
 # Keys and values of the long cache, in bytes: beyond what processors keep in their caches. But no more tokens than
 # that: on a CPU sketching them takes long. And no more heads than so many, or than have room in so many bytes.
 _BYTES, _TOKENS = {"cpu": 96 * 2**20, "cuda": 2**30}, {"cpu": 2**17, "cuda": 2**20}
@@ -56,8 +56,8 @@ _ENOUGH, _FEWEST, _MOST = 0.2, 4, 25
 # The tolerance of sparse steps. Two kinds of queries look at these shares of the tokens, which come in runs as in a
 # text: their logits are so many nats above the others', whose standard deviation is about 1.
 _TOL, _SHARES, _RUN, _GAP = 1e-2, (0.05, 0.25), 16, 14.0
-# A step that took this many times its processor time waited for other work.
-_WAITED = 1.25
+# Other work disturbs a measurement whose threads waited for a processor for this share of its time.
+_WAITED = 0.2
 
 
 class Line(NamedTuple):
@@ -134,16 +134,19 @@ def _of_few(z: Sizes, tell: Callable[[str], object], again: bool) -> StepRates:
         forget(path)
     known = recall(path, _parsed)
     if known is None:
-        if z.device == "cpu" and not cpu_unavailable.cache_info().currsize:
-            tell("loading the code of CPU decoding steps: a second, or half a minute if it has to be compiled first")
-            cpu_unavailable()
-        tell(f"measuring decoding steps of these heads on this machine: about 2 s, at most {_PATIENCE:.0f} s, once")
+        uncompiled = prepare(tell) if z.device == "cpu" else ""
+        tell(
+            "measuring decoding steps of these heads on this machine, once: "
+            f"about 2 s, given up after {_PATIENCE:.0f} s if other work has the processors"
+        )
         try:
             fresh, disturbed = measure_steps(z)
         except TooBusy:
             known = keep(path, None, None, "the machine was too busy to be measured")
         else:
             fault = "other work disturbed the measurement: times may be too high" if disturbed else ""
+            # A compiler that fails may work after an hour; that there is none is in the file's name.
+            fault = fault or ("" if not_installed() else uncompiled)
             known = keep(path, fresh, dataclasses.asdict(fresh), fault)
     if known.found is None:
         return typical(z, known.source)
@@ -151,10 +154,11 @@ def _of_few(z: Sizes, tell: Callable[[str], object], again: bool) -> StepRates:
 
 
 def rates_file(z: Sizes) -> Path:
-    """Where the rates of such steps are kept."""
+    """Where the rates of such steps are kept: in another file if no compiler takes sparse ones on a CPU."""
     shape = f"{z.heads}on{z.key_heads}x{z.dim}" + (f"-{z.value_dim}" if z.value_dim != z.dim else "")
     queries = f"-{z.queries}queries" if z.queries > 1 else ""
-    return file_for(f"steps-v{VERSION}-{shape}-{dtype_name(z.dtype)}{queries}", z.device)
+    compiled = "-without-numba" if z.device == "cpu" and not_installed() else ""
+    return file_for(f"steps-v{VERSION}-{shape}-{dtype_name(z.dtype)}{queries}{compiled}", z.device)
 
 
 def _parsed(plain: Any) -> StepRates | None:
@@ -175,6 +179,8 @@ def typical(z: Sizes, source: str) -> StepRates:
     token = z.key_heads * (z.dim + z.value_dim) * z.item  # bytes
     look = Line(overhead, token * cache.overhead / bandwidth)
     read = token / bandwidth
+    if unfit := "" if on_gpu else not_installed():
+        return StepRates(Line(overhead, read), None, 0.0, 0.0, None, unfit, source)
     return StepRates(Line(overhead, read), look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source)
 
 
@@ -183,29 +189,30 @@ class TooBusy(Exception):
 
 
 class StepTimer:
-    """The least seconds of calls on a device, until `patience` seconds have passed; and whether calls had to wait.
+    """The least seconds of calls on a device, until `patience` seconds have passed; and whether other work disturbed.
 
-    Of a single thread on a CPU it is processor time, to which other work on the machine adds little.
+    Of a single thread on a CPU it is processor time, to which waiting adds nothing; memory that others read, too, does.
     """
 
     def __init__(self, device: str, patience: float = math.inf) -> None:
-        self.device, self.end, self.waited = torch.device(device), time.monotonic() + patience, list[float]()
+        self.device, self.start = torch.device(device), time.monotonic()
+        self.end, self._waited = self.start + patience, seconds_waited()
         self.alone = device == "cpu" and torch.get_num_threads() == 1
+
+    def check(self) -> None:
+        """Raise `TooBusy` if there is no patience left."""
+        if time.monotonic() > self.end:
+            raise TooBusy
 
     def once(self, call: Callable[[], object]) -> float:
         """Seconds of one call; raises `TooBusy` if there is no patience left."""
-        if time.monotonic() > self.end:
-            raise TooBusy
+        self.check()
         busy, start = time.process_time(), time.perf_counter()
         call()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
-        if self.alone:
-            return min(seconds, busy)
-        if self.device.type == "cpu":
-            self.waited.append(seconds / max(busy, 1e-9))
-        return seconds
+        return min(seconds, busy) if self.alone else seconds
 
     def least(self, call: Callable[[], object]) -> float:
         """The least seconds of several calls after one that is not counted: what else runs only ever adds."""
@@ -217,8 +224,20 @@ class StepTimer:
 
     @property
     def disturbed(self) -> bool:
-        """Whether most calls waited for a processor."""
-        return bool(self.waited) and statistics.median(self.waited) > _WAITED
+        """Whether threads of this process waited for a processor for much of the time since the timer began."""
+        return seconds_waited() - self._waited > _WAITED * (time.monotonic() - self.start)
+
+
+def seconds_waited() -> float:
+    """How long threads of this process waited for a processor in all, from some moment on.
+
+    Linux knows. Elsewhere it is how long this thread did not run: it never sleeps while it measures.
+    """
+    queues = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # a thread may end meanwhile
+            queues.append(int(path.read_text().split()[1]) / 1e9)
+    return sum(queues) if queues else time.monotonic() - time.thread_time()
 
 
 def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, bool]:
@@ -227,7 +246,8 @@ def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, boo
     token = z.key_heads * (z.dim + z.value_dim) * z.item  # bytes
     tokens = max(shortest(z.device), min(_BYTES[z.device] // token, _TOKENS[z.device]))
     with torch.no_grad():
-        short, long = _Steps(z, max(_SHORT, z.queries)), _Steps(z, tokens)
+        short, long = (_Steps(z, count) for count in (max(_SHORT, z.queries), tokens))
+        timer.check()  # making them takes a while, too
         exact = _line(timer, short, long, lambda steps: steps.attend(0))
         sdpa = _line(timer, short, long, lambda steps: steps.sdpa(0))
         del short

@@ -154,6 +154,17 @@ class TokenBuffers:
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         """The buffer of keys, and `tokens` of it, as they were last asked for."""
 
+    def __getstate__(self) -> dict[str, object]:
+        """What copies and pickles hold: no views, which a pickle would store apart from what they are views of."""
+        return vars(self) | {"_seen": None, "_append_one": {}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        if self._store is not None:
+            self._bind()
+            self._longest = self._store.longest.view_as(self._longest)
+            self._extremes = self._store.extremes.view_as(self._extremes)
+
     @property
     def _position(self) -> int:
         """How many tokens were appended in all; if the device alone counted them, it has to be asked."""
@@ -192,8 +203,20 @@ class TokenBuffers:
 
     @property
     def length(self) -> int:
-        """How many tokens the next query sees; if sequences differ, that of the longest."""
+        """How many tokens the next query sees, at most the window's; if sequences differ, that of the longest.
+
+        `position` counts those, too, that a window has forgotten.
+        """
         return self._position if self.window is None else min(self._position, self.window)
+
+    def __len__(self) -> int:
+        """`length`, if all sequences have the same."""
+        self._check_one_length("a cache has one length if they do not")
+        return self.length
+
+    def __bool__(self) -> bool:
+        """True, also of an empty cache."""
+        return True
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -649,7 +672,7 @@ class TokenBuffers:
             parts = (tensors[name][:, :, start : start + most] for name in ("keys", "values", "norms"))
             k, v, norms = (part.to(self.device) for part in parts)
             self.append(k, v)
-            self._check_norms(norms, v)
+            self._check_norms(norms, v, start)
         if held:
             self._measure_written()
             self._known_bounds = None
@@ -663,9 +686,10 @@ class TokenBuffers:
         if self.window is None and bool((self._longest > 2 * own + 2.0**-40).any()):
             raise ParameterError("longest", float(self._longest.amax()), "exceeds the longest key", "save it again")
         if "spread" in tensors:
-            self._sketch(0)  # what these keys lose is known when they are sketched; the file may say more
+            own_spread = self._sketch(0).spread  # what these keys lose is known now; the file may say more
             self._spread = tensors["spread"]
-            if not spread_holds(self._sketch(0), self._buffers["keys"]):
+            same = own_spread is not None and torch.equal(own_spread, self._spread)
+            if not same and not spread_holds(self._sketch(0), self._buffers["keys"]):
                 rule = "is less than the sketch lost of the keys"
                 raise ParameterError("spread", float(self._spread.amax()), rule, "save it again")
 
@@ -719,8 +743,14 @@ class TokenBuffers:
         self._extremes = wider(self._extremes, lengths)
         self._wide, self._unmeasured = wide, 0
 
-    def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"]) -> None:
-        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds."""
+    def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"], start: int) -> None:
+        """Raise if norms from a file are not bounds on the lengths of values such as `append` finds; `start` is where
+        they stand in the buffers.
+        """
+        self._measure_written()
+        # Where they are the very numbers that were just found, they need no closer look.
+        other = norms != self._buffers["norms"][:, :, start : start + norms.shape[2]]
+        norms, v = norms[other], v[other]
         # What `lengths` computes exceeds a length by half a slack, and is off by less than a quarter of one.
         least = lengths(v) * (1 - slack(self.value_dim, torch.float64) / 8)
         most = least * (1 + 4 * slack(self.value_dim, self.dtype) + 2.0**-20) + 2.0**-59 * math.sqrt(self.value_dim)
@@ -839,7 +869,8 @@ class TokenBuffers:
             check_tensor(name, x)
             check_numbers(name, x)
             if x.dtype != self.dtype:
-                raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", "convert it first")
+                remedy = f"convert it, or make the cache with dtype={x.dtype}"
+                raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", remedy)
             if x.device != self.device:
                 raise DtypeError(f"{name}.device", x.device, f"must equal the cache's {self.device}", "move it first")
             if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != (self.batch, self.key_heads, width):

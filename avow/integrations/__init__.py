@@ -4,5 +4,9 @@ from typing import TYPE_CHECKING
 
 from avow.core.lazy_modules import lazy_modules
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_modules(__name__, ("transformers",))
+if TYPE_CHECKING:
+    from avow.integrations.transformers import disable as disable
+    from avow.integrations.transformers import enable as enable
+else:
+    _functions = {"enable": "transformers", "disable": "transformers"}
+    __getattr__, __dir__ = lazy_modules(__name__, ("transformers",), functions=_functions)

@@ -184,8 +184,6 @@ class Page:
     verdict: Callable[..., Answer] | None = None
     presets: Presets = field(default_factory=dict)
     seconds: float = 20.0
-    # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
-    cacheable: bool = False
     # What a copy of the page without a server shows: the answer is embedded in it.
     static: Callable[[], Answer] | None = None
     # What else the page computes, by the last part of its address; in a process that keeps what it has loaded.

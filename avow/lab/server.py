@@ -29,8 +29,6 @@ _BODY_BYTES = 1 << 16
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
-# Answers that a page lets the server keep; the oldest goes first.
-_MOST_CACHED = 256
 # Shared addresses open again if the lab is always found at one port.
 USUAL_PORT = 8642
 
@@ -162,7 +160,6 @@ def _add_computation(
 ) -> None:
     """Serve a page's preview, its verdict or a call; the document of the interface has the schema of its inputs."""
     schema = {"required": True, "content": {"application/json": {"schema": page.inputs.schema()}}}
-    cache: dict[str, bytes] = {}
 
     @app.post(f"/api/{page.name}/{what}", name=f"{page.name}_{what}", openapi_extra={"requestBody": schema})
     async def compute(request: Request) -> Response:
@@ -173,9 +170,6 @@ def _add_computation(
         inputs = page.inputs.of(given)
         handle = getattr(inputs, "file", None)
         file = (handle, files.get(handle)) if handle else None
-        key = json.dumps(given, sort_keys=True)
-        if key in cache:
-            return JsonResponse(cache[key])
         answering = asyncio.ensure_future(queue.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
         leaving = asyncio.ensure_future(_departure(request))
         try:
@@ -186,12 +180,7 @@ def _add_computation(
         finally:
             leaving.cancel()
             answering.cancel()
-        mistaken = answer.startswith(MISTAKE)
-        if page.cacheable and what not in page.calls and not mistaken:
-            cache[key] = answer
-            if len(cache) > _MOST_CACHED:
-                del cache[next(iter(cache))]
-        return JsonResponse(answer, 422 if mistaken else 200)
+        return JsonResponse(answer, 422 if answer.startswith(MISTAKE) else 200)
 
 
 async def _departure(request: Request) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from avow.core import Method
 from avow.errors import ParameterError, UnknownMethod, value_text
-from avow.parameters import check_parameters
+from avow.parameters import check_parameters, suggestion
 
 GROUP = "avow.methods"
 OWN = {
@@ -51,7 +51,11 @@ def method_named(name: str) -> type[Method]:
         return methods[name]
     if isinstance(name, str) and name in failures:
         raise UnknownMethod("method", repr(name), failures[name], "repair or uninstall the package that provides it")
-    raise UnknownMethod("method", value_text(name), "is not a method", f"known methods: {', '.join(methods)}")
+    remedy = suggestion(name, methods, f"known methods: {', '.join(methods)}")
+    if isinstance(name, str) and any(sign in name for sign in ":./\\"):
+        # A file or a class was named.
+        remedy += f"; one of your own is installed with pip, as an entry point of the group {GROUP}"
+    raise UnknownMethod("method", value_text(name), "is not a method", remedy)
 
 
 def exact_method() -> type[Method]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
@@ -42,8 +42,8 @@ from avow.numerics.norms import norm_floor, slack
 from avow.numerics.softmax import softmax_average
 from avow.parameters import from_to, param
 
-# Rows and keys that a bound is guessed from.
-_SAMPLE = 256
+# A bound is guessed from about so many rows and keys, from so many of the longest rows, and of causal ones the first.
+_SAMPLE, _LONGEST, _FIRST = 128, 64, 64
 
 
 class Trace(NamedTuple):
@@ -247,12 +247,11 @@ class Polynomial(Method):
         yield from (cls(degree) for degree in (1, 2))
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
-        """The promise on a sample of rows and keys: a guess, and a cheap one."""
-        p = problem
-        if p.mask_kind == "full":
+        """The promise on a sample of rows and keys: a cheap guess that is seldom too small."""
+        if problem.mask_kind == "full":
             reason = "a mask that differs by row leaves nothing to share between rows"
             return BoundEstimate(math.inf, "none", True, reason)
-        sample = _sampled(p)
+        sample = _sampled(problem)
         rows = self.promise(sample, self.compute(sample), confidence).rows
         bound = float(rows.amax()) if rows.numel() else 0.0
         reason = "" if bound < 2 else "logits vary too much for a polynomial"
@@ -310,9 +309,39 @@ def _key_logs(p: Problem) -> Float[Tensor, "b g s"]:
     return zero if added is None else zero + added[..., 0]
 
 
-def _sampled(p: Problem) -> Problem:
-    """Every so many rows and keys, unmasked, with their norms."""
-    q, k, v = (x[..., :: sample_step(x.shape[-2], _SAMPLE), :] for x in (p.q, p.k, p.v))
-    norms = [x[..., :: sample_step(x.shape[-1], _SAMPLE)] for x in (p.norms.q, p.norms.k, p.norms.v)]
-    sample = Problem(q, k, v, None, None, p.causal, p.scale, p.default_scale, "dot", p.leading)
-    return sample.with_norms(Norms(norms[0], norms[1], norms[2], p.norms.slack))
+def _sampled(problem: Problem) -> Problem:
+    """Rows and keys of which the largest bound is likely to be known: a problem without its order, as masks have it.
+
+    Rows are every so many, the longest, and of causal ones the first: these see few keys, whose mean square may be
+    large. Keys are every so many, and are told as long as the longest that stands between two of them.
+    """
+    p = heads.expand_gqa(problem)
+    n, s, wide = p.q.shape[-2], p.k.shape[-2], heads.linear_type(p)
+    first = _FIRST if p.causal else 0
+    keys, common = (_every(length, first, p.q.device) for length in (s, n))
+    longest = p.norms.q.topk(min(_LONGEST, n), -1).indices  # (b, h, r)
+    rows = torch.cat([common.expand(*longest.shape[:2], -1), longest], -1)
+    shifted = p.k.to(wide) - _mean_key(p, wide)
+    lengths = torch.linalg.vector_norm(shifted.double(), dim=-1)
+    seen = heads.key_seen(p)
+    lengths = (lengths if seen is None else torch.where(seen[..., 0], lengths, 0.0)).cummax(-1).values
+    allowed = keys <= rows.unsqueeze(-1) if p.causal else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=p.q.device)
+    if p.allowed is not None:
+        allowed = allowed & p.allowed[..., keys]
+    q = p.q.gather(2, rows.unsqueeze(-1).expand(*rows.shape, p.q.shape[-1]))
+    bias = None if p.bias is None else p.bias[..., keys]
+    # The mask is one that differs by row, for which keys are not shifted: they have been.
+    allowed = allowed.expand(*rows.shape, len(keys))
+    sample = Problem(
+        q, shifted[..., keys, :], p.v[..., keys, :], allowed, bias, False, p.scale, False, p.kernel, p.leading
+    )
+    ends = torch.cat([keys[1:], keys.new_tensor([s])]) - 1
+    values = heads.per_query_head(problem.norms.v, p.k.shape[1])[..., keys]
+    return sample.with_norms(Norms(p.norms.q.gather(2, rows), lengths[..., ends], values, problem.norms.slack))
+
+
+def _every(length: int, first: int, device: torch.device) -> Int[Tensor, "r"]:
+    """Some positions: the first ones, and every so many of the others."""
+    first = min(first, length)
+    rest = torch.arange(first, length, sample_step(length - first, _SAMPLE), device=device)
+    return torch.cat([torch.arange(first, device=device), rest])

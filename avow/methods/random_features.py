@@ -258,7 +258,7 @@ class RandomFeatures(Method):
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         if confidence >= 1:
-            return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1")
+            return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1: pass confidence=")
         worst = self.largest_radius(problem)
         variance = feature_maps.relative_variance(worst, self.features, problem.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
@@ -311,8 +311,12 @@ def _kernels(p: Problem, frame: Frame, state: FeatureState | None) -> Any:
     return linear_kernels(p.q.device) if suits else None
 
 
+# How norms are counted that decide how many features are needed.
+_SCALED = "q and k scaled such that their product is the logit"
+
+
 class FeatureCount(NamedTuple):
-    """How many features a tolerance takes; `inf` when no number that pays would do."""
+    """How many features a tolerance takes; `inf` if that is more than 16,777,216."""
 
     features: float
     variance: float
@@ -321,8 +325,8 @@ class FeatureCount(NamedTuple):
     def __str__(self) -> str:
         if math.isinf(self.features):
             variance = f"one feature has relative variance {self.variance:.3g} at |q+k| = {self.radius:.3g}"
-            return f"no feasible number of features: {variance}"
-        return f"{self.features:.0f} features (|q+k| up to {self.radius:.3g})"
+            return f"more than {_MOST_FEATURES:,} features: {variance} ({_SCALED})"
+        return f"{self.features:.0f} features (|q+k| up to {self.radius:.3g}, {_SCALED})"
 
 
 def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureCount:

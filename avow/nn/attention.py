@@ -6,7 +6,11 @@ Attention alone does not know the order of its keys. `Learned` and `Sinusoidal` 
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,12 +24,15 @@ from avow.attend import Attended, attend
 from avow.core import SOFTMAX, Method, Problem, check_tensor, dtype_name
 from avow.core.eager import run_eagerly
 from avow.core.record import is_recording, note, running_layer
-from avow.errors import ParameterError, ShapeError
-from avow.methods import method_from
+from avow.errors import ParameterError, ShapeError, ToleranceUnreachable, value_text
+from avow.methods import method_from, method_named
 from avow.nn.config import check_dropout, check_heads
 from avow.nn.memory import Memory, RandomDraw, memory_of
-from avow.parameters import as_float, check_count, declared
+from avow.parameters import as_float, check_count, declared, suggestion
 
+_LOG = logging.getLogger(__name__)
+# What an answer may be required to keep, which is asked of a call and not of a module.
+_LIMITS = ("tol", "rtol", "confidence")
 _BASE = 10_000.0
 """Of the geometric sequence of rates at which positions turn."""
 
@@ -102,6 +109,7 @@ class Attention(nn.Module):
         check_dropout(dropout)
         self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
         self.cross, self.causal, self.settings = cross, causal, settings
+        _check_settings(method, settings)
         self.given, self.method = method, method_from(method, settings)
         self.draw = RandomDraw(self.method, width // heads) if self.method.random else None
         self.positions = positions
@@ -139,6 +147,9 @@ class Attention(nn.Module):
         """
         if shard is not None and not isinstance(shard, Shard):
             raise ParameterError("shard", type(shard).__name__, "must be a Shard", "leave it out in one process")
+        leaks = self.causal and self.method.selects_landmarks
+        if leaks and self.training and not torch.compiler.is_compiling():
+            _warn_of_landmarks(self.method.name)
         # Projections follow autocast; a method's arithmetic is its own, and its bounds are for that.
         q, k, v = self._projected(x, context, 0 if shard is None else shard.start)
         if shard is None and is_recording():
@@ -156,6 +167,7 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "b s"] | None = None,
         tol: float | None = None,
         confidence: float | None = None,
+        rtol: float | None = None,
     ) -> Attended:
         """The same through `avow.attend`, without dropout: the output, and what is proved of its heads' answers.
 
@@ -166,6 +178,7 @@ class Attention(nn.Module):
             tol: the largest error of a row of a head that is accepted, relative to the longest value that the row sees;
                 None sets no limit.
             confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
+            rtol: the largest error of a row of a head relative to the length of its true answer.
 
         Returns:
             The output, (batch, n, width), and the certificate of the heads' answers, whose rows are (batch, heads, n).
@@ -179,7 +192,7 @@ class Attention(nn.Module):
         True
         """
         q, k, v = self._projected(x, context)
-        out, certificate = self._attended(q, k, v, mask, tol=tol, confidence=confidence)
+        out, certificate = self._attended(q, k, v, mask, tol=tol, confidence=confidence, rtol=rtol)
         return Attended(self.outward(out.transpose(1, 2).flatten(2)), certificate)
 
     def start(self, block: int) -> Memory:
@@ -255,6 +268,9 @@ class Attention(nn.Module):
         >>> torch.allclose(avow.nn.Attention.from_torch(theirs)(x), expected, atol=1e-5)
         True
         """
+        if not isinstance(given, nn.MultiheadAttention):
+            rule = "must be an nn.MultiheadAttention"
+            raise ParameterError("given", type(given).__name__, rule, "pass one, or make an Attention of its own")
         width, weight = given.embed_dim, given.out_proj.weight
         unlike = {
             "kdim": (given.kdim, given.kdim != width),
@@ -318,8 +334,10 @@ class Attention(nn.Module):
         """Queries, keys and values of every head, queries and keys in their positions."""
         self._check_input("x", x)
         if self.cross != (context is not None):
-            rule, remedy = ("must be given", "pass context") if self.cross else ("must be left out", "use cross=True")
-            raise ParameterError("context", "None" if context is None else "a tensor", rule, remedy)
+            rule, remedy = "must be given to a module with cross=True", "pass context"
+            if not self.cross:
+                rule, remedy = "is given to a module that attends to x itself", "leave it out, or use cross=True"
+            raise ParameterError("context", value_text(context), rule, remedy)
         if context is not None:
             self._check_input("context", context)
             if context.shape[0] != x.shape[0]:
@@ -348,7 +366,11 @@ class Attention(nn.Module):
         """The answers of the heads by `avow.attend`, under this module's draw."""
         generator = None if self.draw is None else self.draw.generator()
         how = self._how(mask, k) | limits | self.settings
-        return attend(q, k, v, method=self.given, generator=generator, **how)
+        try:
+            return attend(q, k, v, method=self.given, generator=generator, **how)
+        except ToleranceUnreachable as error:
+            remedy = error.remedy.replace("convert q, k and v to", "run the module in")
+            raise ToleranceUnreachable(error.name, error.value, error.rule, remedy, error.best) from None
 
     def _computed(self, problem: Problem) -> Float[Tensor, "b h n d"]:
         self.method.check(problem.sizes)
@@ -388,6 +410,33 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.method.label}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"
+
+
+def _check_settings(method: str | Method, settings: Mapping[str, Any]) -> None:
+    """Raise if a setting is neither an argument of the module nor a parameter of its method."""
+    if isinstance(method, Method):
+        return
+    kind = method_named(method)
+    own = [name for name in inspect.signature(Attention).parameters if name != "settings"]
+    known = [parameter.name for parameter in kind.declared()]
+    for name, value in settings.items():
+        if name in known:
+            continue
+        rule = f"is neither an argument of Attention nor a parameter of {kind.name}"
+        remedy = f"known parameters: {', '.join(known) or 'none'}"
+        if name in _LIMITS:
+            remedy = f"give it to certified: attention.certified(x, {name}={value_text(value)})"
+        raise ParameterError(name, value_text(value), rule, suggestion(name, [*own, *known], remedy))
+
+
+@functools.cache
+def _warn_of_landmarks(name: str) -> None:
+    """Say once that causal rows of such a method know something of later tokens."""
+    _LOG.warning(
+        "%s chooses its landmarks among all keys: in training, causal positions learn something of later tokens; "
+        "train with another method",
+        name,
+    )
 
 
 class Learned(nn.Module):

@@ -21,11 +21,33 @@ _HEADINGS = ("method", "time", "memory", "error", "bound", "of answer", "bound o
 _DECODING = ("tol", "answered by", "time", "error", "bound", "of answer", "bound of answer", "holds", "because")
 _UNIT = "errors and bounds are relative to the longest value that a row sees"
 _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
+_BUSY = "the machine was busy; times are not reliable"
 _KEY = "filled: measured, open: proved, cross: the distance of another mechanism"
 
 
 def headline(comparison: Comparison) -> str:
-    """The finding in a sentence."""
+    """The finding in a sentence, after one for each bound that its own measurement refutes."""
+    busy = f"{_BUSY[0].upper()}{_BUSY[1:]}: run it again when nothing else runs."
+    return " ".join([*(f"{fault}." for fault in faults(comparison)), busy if comparison.busy else _finding(comparison)])
+
+
+def faults(comparison: Comparison) -> list[str]:
+    """A sentence for each bound that measured errors refute."""
+    return [
+        f"BROKEN: the bound of {row.method.label} on {board.kind} heads does not hold: an error of {m.error:.1e} was"
+        f" measured, and {formatting.error(m.bound)} is promised{_likely(m)}"
+        for board in comparison.boards
+        for row, m in _measured(board)
+        if m.broken
+    ]
+
+
+def _likely(m: Measured) -> str:
+    """The probability with which a bound holds; empty if it is certain."""
+    return f" with probability {m.confidence:g}" if m.kind == "statistical" else ""
+
+
+def _finding(comparison: Comparison) -> str:
     winners = {board.kind: board.winner for board in comparison.boards}
     without = [kind for kind, row in winners.items() if row is None]
     if len(without) == len(winners):
@@ -37,10 +59,9 @@ def headline(comparison: Comparison) -> str:
         if row is None or (m := row.measured) is None:
             continue
         answer = "" if m.relative_bound is None else f" ({m.relative_bound:.1e} of the answer)"
-        likely = f" with probability {m.confidence:g}" if m.kind == "statistical" else ""
         parts.append(
             f"on {kind} heads {row.method.label} takes {m.ratio:.0%} of exact attention's time"
-            f" and proves every row within {m.bound:.1e} of the longest value{answer}{likely}"
+            f" and proves every row within {m.bound:.1e} of the longest value{answer}{_likely(m)}"
         )
     rest = f"; on {formatting.listed(without)} nothing faster than exact proves {GOAL:g}" if without else ""
     sentence = "; ".join(parts) + rest
@@ -58,9 +79,11 @@ def boards_of_headline_first(comparison: Comparison) -> list[Board]:
 
 
 def _longest(comparison: Comparison) -> list[Point]:
-    """Points of softmax attention at the longest length of the sweep."""
+    """Points of softmax attention at the longest length of the sweep; a method whose bound was refuted has none."""
     length = max((point.length for point in comparison.scaling), default=0)
-    return [point for point in comparison.scaling if point.length == length and point.method.target == SOFTMAX]
+    broken = {row.method.name for board in comparison.boards for row in board.rows if row.broken}
+    points = (point for point in comparison.scaling if point.length == length and point.method.target == SOFTMAX)
+    return [point for point in points if point.method.name not in broken]
 
 
 def _exact_seconds(points: list[Point]) -> float:
@@ -91,7 +114,7 @@ def _closest(comparison: Comparison) -> _Closest | None:
         for board in comparison.boards
         for row, m in _measured(board)
         if m.ratio < 1 and m.bound is not None and m.bound < 1
-        if not row.own_mechanism and not row.method.is_exact
+        if not row.own_mechanism and not row.method.is_exact and not row.broken
     ]
     return min(fast, default=None)
 
@@ -138,6 +161,8 @@ def page(comparison: Comparison, command: str) -> str:
 
 
 def _rank(row: Row) -> str:
+    if row.broken:
+        return "broken"
     return "absent" if row.measured is None else "best" if row.frontier else "other"
 
 
@@ -231,13 +256,17 @@ def board_tables(board: Board) -> Iterator[Columns]:
     notes = [f"{labels} not measured: {why}" for (_, why), labels in _said_once(missing)]
     own = {(row.method.name, row.method.target) for row in board.rows if row.own_mechanism}
     notes += [f"{name}: error and bound are those of {target}" for name, target in sorted(own)]
+    if board.busy:
+        notes.append(_BUSY)
+    if broken := [row.method.label for row in board.rows if row.broken]:
+        notes.append(f"BROKEN: measured errors of {formatting.listed(broken)} are beyond the bound; do not rely on it")
     rows, relative, styles = [], [], []
     for row, m in _measured(board):
         name, time, _, error, bound, *of_answer, softmax, _ = _cells(row)
-        holds = _SHORT.get(m.kind, f"{m.confidence:.4g}")
+        holds = "BROKEN" if m.broken else _SHORT.get(m.kind, f"{m.confidence:.4g}")
         rows.append([name, time, f"{m.peak_bytes / 2**20:.1f}", error, bound, softmax, holds])
         relative.append([name, *of_answer, holds])
-        styles.append("bold" if row.frontier else "")
+        styles.append("red" if m.broken else "bold" if row.frontier else "")
     headings = ("method", "time", "MiB", "error", "bound", "to\nsoftmax", "holds")
     yield Columns("lrrrrrr", headings, rows, title, [_UNIT, *notes], styles)
     own_title = f"{board.kind}: errors relative to the length of the true answer"
@@ -269,6 +298,7 @@ def _cells(row: Row) -> list[str]:
     errors = (m.error, m.bound, m.relative_error, m.relative_bound)
     numbers = [formatting.ratio(m.ratio), formatting.memory(m.peak_bytes), *map(formatting.error, errors)]
     promise = m.kind if m.kind != "statistical" else f"{m.kind}, {m.confidence:g}"
+    promise = f"BROKEN ({promise}): an error beyond the bound was measured" if m.broken else promise
     if row.own_mechanism:
         return [row.method.label, *numbers, formatting.error(m.to_softmax), f"{promise}, of {row.method.target}"]
     return [row.method.label, *numbers, "", promise]

@@ -57,8 +57,8 @@ def speed_table(speed: Speed) -> Table:
         ("avow enabled", f"{speed.enabled:.1f}", f"{speed.enabled_ratio:.2f}"),
         ("with the plan", f"{speed.planned:.1f}", f"{speed.planned_ratio:.2f}"),
     ]
-    title = f"A new token behind {speed.tokens:,} ({speed.clock}, medians of {speed.rounds} rounds in turns)"
-    return Table(title, ("the model", "ms per token", "beside as it is"), rows)
+    title = f"One more token after {speed.tokens:,} ({speed.clock}, medians of {speed.rounds} rounds in turns)"
+    return Table(title, ("the model", "ms per token", "relative to as it is"), rows)
 
 
 def methods_table(profile: Profile) -> Table:

@@ -308,7 +308,8 @@ def resume_point(
     """
     paths = checkpoints(folder)
     if paths and not resume:
-        raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
+        remedy = "continue it with --resume (resume=True in Python), or train into another folder"
+        raise FileError("run", folder.parent, "holds a run already", remedy)
     path = resume if isinstance(resume, Path) else paths[-1] if paths else None
     state = {} if path is None else described(path)
     check_same(here, corpus.digest, config.data.sources, state.get("step", -1), folder)

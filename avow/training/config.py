@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,11 +25,11 @@ from avow.parameters import Rule, anything, at_least, between, check_parameters,
 from avow.training import checkpoint
 from avow.training.data import tokenizer_of
 from avow.training.examples import HELD_OUT_STEPS, TASK_NAMES, Recipe, Spans, fraction
-from avow.training.field_names import meant
+from avow.training.field_names import OTHER_MEANINGS, field_named, meant
 from avow.training.sources import read_data
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
-positive = between(0, math.inf)
+positive = Rule("must be above 0", lambda value: value > 0)
 
 
 def _are_names(value: Any) -> bool:
@@ -273,15 +272,10 @@ def read_config(path: str | Path | None = None, flags: Iterable[str] = (), defau
     for overrides, given in ((True, flags), (False, defaults)):
         for flag in given:
             name, equals, text = flag.partition("=")
-            section, dot, field = name.partition(".")
+            usual = field_named(name, FIELDS) if equals and "." not in name else None
+            section, dot, field = (usual or name).partition(".")
             if not (equals and dot and field):
-                near = meant("", name, FIELDS) or "schedule.epochs"
-                remedy = (
-                    f"try {near}={text or '20'}" if equals or not Path(flag).exists() else f"use data.sources={flag}"
-                )
-                if name == "optimizer":
-                    remedy = f"it is AdamW; set optimizer.{', optimizer.'.join(FIELDS['optimizer'])}"
-                raise ParameterError("flag", repr(flag), "must be section.name=value", remedy)
+                raise ParameterError("flag", repr(flag), "must be section.name=value", _remedy(name, equals, flag))
             fields = values.setdefault(section, {})
             same = LENGTHS if section == "schedule" and field in LENGTHS else (field,)
             if isinstance(fields, dict) and (overrides or not any(other in fields for other in same)):
@@ -293,10 +287,29 @@ def read_config(path: str | Path | None = None, flags: Iterable[str] = (), defau
     return TrainConfig.of(values)
 
 
+def _remedy(name: str, equals: str, flag: str) -> str:
+    """What to write in place of a flag that names no field."""
+    if name == "optimizer":
+        return f"it is AdamW; set optimizer.{', optimizer.'.join(FIELDS['optimizer'])}"
+    if not equals and Path(flag).exists():
+        return f"to read it, use --data {flag} or data.sources={flag}"
+    if name in OTHER_MEANINGS:
+        return OTHER_MEANINGS[name]
+    near = meant("", name, FIELDS)
+    return f"did you mean {near}=VALUE?" if near else "such as schedule.steps=100; the command's --help lists all"
+
+
 def _read_flag(section: str, field: str, text: str) -> Any:
     for parameter in parameters_of(SECTIONS[section]) if section in SECTIONS else ():
         if parameter.name == field and parameter.type is not tuple:
-            return parameter.read(section, text)
+            try:
+                return parameter.read(section, text)
+            except ParameterError as error:
+                if section != "schedule" or field not in LENGTHS:
+                    raise
+                # The default, 0, only says that the other one of the two is given.
+                usual = {"steps": 1000, "epochs": 3}[field]
+                raise ParameterError(error.name, error.value, error.rule, f"try schedule.{field}={usual}") from error
     # The model knows its own fields, and refuses others; several sources are a list.
     try:
         value = json.loads(text)

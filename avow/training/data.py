@@ -21,6 +21,9 @@ from avow.errors import FileError, InputError, ParameterError
 from avow.parameters import declared
 from avow.training.tokenizer import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer, Tokenizer
 
+# The source that is read if none is given: made-up people.
+INVENTED = "invented"
+
 
 @dataclass(frozen=True)
 class Document:
@@ -112,7 +115,7 @@ def corpus_of(name: str) -> Corpus:
     Raises:
         FileError: there is no such folder, or a file in it cannot be read.
     """
-    return invent() if name == "invented" else read_corpus(name)
+    return invent() if name == INVENTED else read_corpus(name)
 
 
 @declared()

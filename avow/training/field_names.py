@@ -1,4 +1,8 @@
-"""What people call the fields of a configuration elsewhere, and the field that is meant."""
+"""What people call the fields of a configuration elsewhere, and the field that is meant.
+
+A name without its section is accepted if it means one field and the same thing: `lr=1e-3`, `batch_size=32`. Others are
+answered with the field to use.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,38 @@ USUAL_NAMES = {
     **dict.fromkeys(("eval_every", "eval_steps", "eval_interval", "evaluation_steps"), "run.evaluate_every"),
     **dict.fromkeys(("init_from", "resume_from_checkpoint", "checkpoint"), "run.start"),
 }
+
+# Usual names that mean something else here, or take other values, and what to do instead.
+OTHER_MEANINGS = {
+    **dict.fromkeys(("vocab_size", "n_vocab"), "leave it out: the vocabulary follows from data.tokenizer"),
+    **dict.fromkeys(
+        ("dtype", "amp", "bf16", "fp16", "mixed_precision"), "use run.precision=bfloat16 or run.precision=float32"
+    ),
+    **dict.fromkeys(("min_lr", "lr_min", "eta_min"), "use schedule.floor, a share of optimizer.lr"),
+    **dict.fromkeys(
+        ("grad_accum", "gradient_accumulation_steps", "accumulation_steps"),
+        "use data.accumulate, which cuts data.batch into micro-batches and does not multiply it",
+    ),
+    "per_device_train_batch_size": "use data.batch, the examples of a step over all processes",
+    **dict.fromkeys(("data", "dataset", "corpus", "train_data", "files"), "use --data FILE, or data.sources=FILE"),
+    **dict.fromkeys(("objective", "loss_type"), "use data.task"),
+    **dict.fromkeys(("init_from", "checkpoint"), "use run.start=CHECKPOINT"),
+    "resume_from_checkpoint": "use --resume, or run.start=CHECKPOINT for a new run",
+    **dict.fromkeys(("validation", "test_size"), "use data.held_out, a share of the examples"),
+    "rate": "use optimizer.lr",
+    "decay": "use optimizer.weight_decay",
+}
+
+
+def field_named(name: str, fields: Mapping[str, Sequence[str]]) -> str | None:
+    """The field, `section.name`, that a name without a section means; None if that is not certain.
+
+    >>> field_named("batch_size", {"data": ("batch",)}), field_named("min_lr", {"schedule": ("floor",)})
+    ('data.batch', None)
+    """
+    homes = [f"{home}.{name}" for home, names in fields.items() if name in names]
+    usual = None if name in OTHER_MEANINGS else USUAL_NAMES.get(name)
+    return homes[0] if len(homes) == 1 else usual if not homes else None
 
 
 def meant(section: str, name: str, fields: Mapping[str, Sequence[str]]) -> str | None:

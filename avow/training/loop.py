@@ -37,7 +37,7 @@ from avow.training import checkpoint
 from avow.training.batches import Batches, Step, naming_lost_workers
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
-from avow.training.data import Corpus, Document, tokenizer_of
+from avow.training.data import INVENTED, Corpus, Document, tokenizer_of
 from avow.training.distributed import Grid, Ranks, place_model, ranks
 from avow.training.evaluation import TextLoss, summed_loss, target_characters
 from avow.training.examples import HELD_OUT_STEPS, Examples, Loss, TaskExamples, examples_of, uniform
@@ -121,7 +121,8 @@ class Reading:
     @property
     def _examples(self) -> str:
         held = f"{self.held_out:,} of them held out" if self.held_out else "none held out"
-        words = f"{self.examples + self.held_out:,} {self.unit}, {held}"
+        count, (what, *more) = self.examples + self.held_out, self.unit.split(" ")
+        words = f"{count:,} {' '.join([what.removesuffix('s') if count == 1 else what, *more])}, {held}"
         if not self.unread:
             return words
         share = self.unread / self.tokens
@@ -222,6 +223,10 @@ class Trainer:
         self.held_out_characters = None if self.held_out is None else target_characters(self.held_out, self.tokenizer)
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
         self.reading = self._reading(corpus, examples)
+        if self.origin is None and start is None and 0 < examples.tokens < config.model.block:
+            rule = f"is longer than the text, which has {examples.tokens:,} tokens"
+            remedy = f"use model.block<={examples.tokens}, or give more text"
+            raise ParameterError("model: block", config.model.block, rule, remedy)
         if self.origin is not None:
             checkpoint.check_longer(self.steps, facts["steps"], self.origin)
         # The steps of its schedule until now, if it goes on with a longer one.
@@ -348,7 +353,12 @@ class Trainer:
 
     def _notes(self) -> Iterator[str]:
         """What there is to know before the first step."""
+        if self.config.data.sources == (INVENTED,):
+            yield "the data is avow's example, invented people; --data FILE reads your own"
         yield str(self.reading)
+        if self.origin is not None and self.step >= self.steps:
+            more = f"schedule.steps={2 * self.steps}"
+            yield f"this run is finished: all {self.steps:,} steps are done; {more}, or any larger number, continues it"
         if self.longer_than is not None:
             lr = self.optimiser.param_groups[0]["lr"]
             yield (

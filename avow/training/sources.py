@@ -8,6 +8,7 @@
 | `lines.jsonl:field` | one in each line |
 | a folder that `datasets` saved, `folder:column` | one in each row |
 | a folder with wiki.txt or train.tsv | see `avow.training.data` |
+| another folder | its .txt files, each a document |
 | `invented` | the embedded corpus |
 
 A document that holds nothing is left out and counted; a source that holds nothing else is an error.
@@ -29,12 +30,14 @@ from avow import file_io
 from avow.errors import FileError
 from avow.extras import require
 from avow.parameters import declared
-from avow.training.data import Corpus, Document, TokenDocument, check_not_empty, corpus_of, read_text
+from avow.training.data import INVENTED, Corpus, Document, TokenDocument, check_not_empty, corpus_of, read_text
 
 # The column or field that is read if none is named.
 DEFAULT_COLUMN = "text"
 # Files of these kinds hold a document in each row or line, under a name that may follow a colon.
 _TABLES = (".parquet", ".jsonl")
+# A folder with one of these is a corpus or a dataset, and not a folder of texts.
+_WHOLE_FOLDERS = ("wiki.txt", "train.tsv", "state.json", "dataset_dict.json")
 
 
 @declared()
@@ -63,8 +66,10 @@ def read_data(sources: Sequence[str]) -> Corpus:
 
 
 def _expanded(source: str) -> list[str]:
-    """The sources that a pattern such as texts/*.txt stands for, in order; another source is itself."""
+    """The sources that a pattern such as texts/*.txt or a folder of texts stands for, in order; another is itself."""
     path, column = _parted(source)
+    if not column and Path(path).is_dir() and not any((Path(path) / one).exists() for one in _WHOLE_FOLDERS):
+        return sorted(map(str, Path(path).glob("*.txt"))) or [source]
     if not glob.has_magic(path) or Path(path).exists():
         return [source]
     found = sorted(glob.glob(path, recursive=True))
@@ -83,7 +88,7 @@ def _parted(source: str) -> tuple[str, str]:
 
 
 def _read(source: str) -> Corpus:
-    if source == "invented":
+    if source == INVENTED:
         return corpus_of(source)
     name, column = _parted(source)
     path = Path(name)
@@ -91,7 +96,10 @@ def _read(source: str) -> Corpus:
         rule = "does not exist"
         if re.search(r":\w+$", source):
             rule += f"; a column is named for {', '.join(_TABLES)} and folders alone"
-        raise FileError("data", source, rule, "give files, a folder, or invented")
+        remedy = "give files, a folder, or invented"
+        if any(Path(part).exists() for part in source.split(",")):
+            remedy = "name each source on its own: repeat --data"
+        raise FileError("data", source, rule, remedy)
     if path.is_dir() and any((path / one).exists() for one in ("wiki.txt", "train.tsv")):
         return corpus_of(name)
     documents: Iterator[Document | TokenDocument]
@@ -169,8 +177,8 @@ def _dataset(folder: Path, column: str) -> Iterator[Document]:
         rule = f"holds several splits ({', '.join(splits)})"
         raise FileError("data", folder, rule, f"name one of them: {folder / (splits or ['train'])[0]}")
     if not (folder / "state.json").exists():
-        rule = "holds neither wiki.txt, nor train.tsv, nor a dataset that save_to_disk wrote"
-        raise FileError("data", folder, rule, f"name its files, for example {folder}/*.txt")
+        rule = "holds no .txt files, no train.tsv, and no dataset that save_to_disk wrote"
+        raise FileError("data", folder, rule, f"name its files, for example {folder}/*.md")
     with _readable(folder):
         try:
             state = json.loads(file_io.read_document(folder / "state.json"))

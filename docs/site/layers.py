@@ -120,9 +120,9 @@ def graph(package: Path) -> Graph:
 
 
 def upward(arrows: tuple[Arrow, ...]) -> list[Arrow]:
-    """Arrows that point from a row to one above it."""
+    """Arrows that point from a row to one above it; public names may stand for anything, loaded at first use."""
     row = {box.name: box.row for box in BOXES}
-    return [a for a in arrows if row[a.imported] < row[a.importer]]
+    return [a for a in arrows if row[a.imported] < row[a.importer] and not (a.importer == "avow" and a.at_use)]
 
 
 def implied(arrows: tuple[Arrow, ...]) -> set[tuple[str, str]]:

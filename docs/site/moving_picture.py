@@ -11,7 +11,7 @@ from typing import Any
 from avow.lab.export import export_lab
 
 PICTURE = Path(__file__).parents[1] / "reading.gif"
-_SIZE = {"width": 1180, "height": 560}
+_SIZE: Any = {"width": 1180, "height": 560}
 _QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 # Milliseconds that a frame stays: after a step of the slider, where there is something to read, and between words.
 _STEP, _READ, _WRITE = 450, 2200, 700

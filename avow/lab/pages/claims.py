@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Literal
 
-from avow.core.chart import Chart
 from avow.errors import ParameterError
 from avow.lab.claim_cases import CASE, case_chart
 from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.lab.scenes import SCENES
-from avow.report.charts import picture_from
 from avow.report.claims import judged, stated
 from avow.theory.claims import Claim, Finding, catalogue, claims_in
 from avow.theory.claims.claim import as_json
@@ -118,11 +116,15 @@ def static() -> Answer:
     whole = []
     for claim in catalogue().values():
         finding, _ = _finding(claim.id)
-        # A chart is drawn by the server's scripts; a table is text.
-        chart = finding.picture is not None and isinstance(picture_from(finding.picture), Chart)
-        shown = dataclasses.replace(finding, picture=None) if chart else finding
-        found = {"judged": judged(shown, {}, set(catalogue()), _LINK), "reason": _WORDS.say("reason", finding)}
-        found |= {"word": finding.verdict, "tone": _tone(finding.verdict), "says": _WORDS.say("copied", finding)}
+        figures: dict[str, Any] = {}
+        found = {
+            "judged": judged(finding, figures, set(catalogue()), _LINK),
+            "figures": figures,
+            "reason": _WORDS.say("reason", finding),
+            "word": finding.verdict,
+            "tone": _tone(finding.verdict),
+            "says": _WORDS.say("copied", finding),
+        }
         whole.append(_row(claim) | _shown(claim) | found)
     return {"ledger": whole, "first": _FIRST}
 

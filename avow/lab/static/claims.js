@@ -1,5 +1,6 @@
 // Claims: the ledger with the verdicts on record; the chosen one, whose proof runs again; the search; the quiz.
 // A copy without a server has all of them in an element of its own, and proves and searches nothing.
+import {draw} from "./chart.js";
 import {element, move, start, value} from "./lab.js";
 import {advance, question, quiz} from "./claims_quiz.js";
 import {attackable, searched} from "./claims_search.js";
@@ -56,6 +57,7 @@ function become() {
   const claim = copy.ledger.find(one => one.id === chosen.claim) ?? copy.ledger.find(one => one.id === copy.first);
   open({...claim, variants: [], note: "The search runs in avow lab, and not in a copy of its pages."});
   found(claim.judged);
+  for (const [id, figure] of Object.entries(claim.figures)) draw(at(id), figure);
   at("mark").className = `badge ${claim.tone}`;
   at("mark").textContent = claim.word;
   at("says").textContent = claim.says;
@@ -167,7 +169,6 @@ function open(claim) {
 function found(html) {
   at("judged").innerHTML = html;
   at("seen").replaceChildren(...at("judged").querySelectorAll(":scope > :is(.caption, .figure, .scroll)"));
-  if (copy) at("seen").hidden = !at("seen").childElementCount;
 }
 
 /** The statements to guess: those of the topic whose verdict is a plain one. */

@@ -7,6 +7,8 @@ import {KINDS, brief, brokenPromises, compared, fromAddress, fromCode, headName,
 const at = id => document.getElementById(id);
 const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = at("thumbnails"), card = at("card");
 const calm = matchMedia("(prefers-reduced-motion: reduce)"), narrow = matchMedia("(max-width: 46rem)");
+// Kinds of heads of which the bench has one.
+const STORED = ["induction", "resting", "wide"];
 const SIDE = 10, PITCH = SIDE + 2, STEP = 1100, RESTED = 500, POLLED = 400, MOST_WRITTEN = 24;
 
 let reading = null, lights = null, spans = [], nodes = [], matched = new Set(), columns = 30, pale = [], dark = [];
@@ -353,7 +355,11 @@ narrow.addEventListener("change", () => { layHeads(); markHead(); draw(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { lookUpColours(); draw(); });
 
 /** The addresses where a head can be taken apart by hand, and be broken. */
-export const linkTo = head => ({explorer: "/explorer", bench: "/bench"});
+export const linkTo = head => {
+  if (document.body.dataset.static) return {explorer: "explorer.html", bench: "bench.html"};
+  const kind = head === null ? "" : reading.kinds[head];
+  return {explorer: "/explorer", bench: STORED.includes(kind) ? `/bench?method=sparse&kind=${kind}` : "/bench"};
+};
 
 /** The head with the heaviest weight on a word far back. */
 function farSighted() {

@@ -70,6 +70,8 @@ const LOOKS = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity
 const ALONE = ["opacity", "display", "clip-path"]; // what children do not inherit
 const INITIAL = {opacity: "1", display: "inline", "clip-path": "none"};
 
+const EDGE = 16; // pixels around a picture
+
 /** What an element shows, as the text of an SVG file: an SVG with its looks, or HTML within one. */
 export function pictureText(place) {
   const {width, height} = place.getBoundingClientRect(), drawn = place.matches("svg") ? [place] : outermost(place);
@@ -82,9 +84,10 @@ export function pictureText(place) {
   const paper = plain(getComputedStyle(document.body).backgroundColor);
   const title = document.createElement("title");
   title.textContent = place.getAttribute("aria-label") || document.title;
-  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">` +
-    `${new XMLSerializer().serializeToString(title).replace(/ xmlns="[^"]*"/, "")}` +
-    `<rect width="100%" height="100%" fill="${paper}"/>${parts.length ? parts.join("") : written(place, width, height)}</svg>`;
+  const size = `width="${width + 2 * EDGE}" height="${height + 2 * EDGE}"`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" ${size} viewBox="${-EDGE} ${-EDGE} ${width + 2 * EDGE} ${height + 2 * EDGE}">` +
+    `${new XMLSerializer().serializeToString(title).replace(/ xmlns="[^"]*"/, "")}<rect x="${-EDGE}" y="${-EDGE}" ${size} ` +
+    `fill="${paper}"/>${parts.length ? parts.join("") : written(place, width, height + EDGE)}</svg>`;
 }
 
 const outermost = place => [...place.querySelectorAll("svg")].filter(svg => !svg.parentElement.closest("svg") && svg.checkVisibility());

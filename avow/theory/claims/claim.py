@@ -20,6 +20,7 @@ import importlib.metadata
 import math
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,7 +224,7 @@ class Claim:
         except Unproved as error:
             trouble = str(error) or "a step does not hold"
         except (Exception, SystemExit) as error:
-            trouble, raised = f"the check raised {type(error).__name__}: {error}", True
+            trouble, raised = f"the check raised {type(error).__name__}: {error}{_line(error, self.check)}", True
         verdict = "no verdict" if trouble else verdict_of(evidence, bool(self.amended))
         if verdict == "no verdict" and not trouble:
             trouble = _lacking(evidence)
@@ -249,6 +250,13 @@ def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
     if amended or not stated:
         return "no verdict"
     return "proved" if PROOFS.issuperset(stated) else "supported"
+
+
+def _line(error: BaseException, check: Check) -> str:
+    """The line in a check's own file that raised an exception, in brackets; empty if it is not known."""
+    file = getattr(getattr(check, "__code__", None), "co_filename", None)
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == file]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def _lacking(evidence: Sequence[Evidence]) -> str:

@@ -49,7 +49,8 @@ def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidenc
     left, right = _exact(left), _exact(right)
     difference = sympy.simplify(sympy.expand(left - right))
     if difference != 0:
-        raise Unproved(f"{says}: the two sides differ by {difference}")
+        hint = "to refute a statement, yield toolbox.counterexample with numbers at which it fails"
+        raise Unproved(f"{says}: the two sides differ by {difference}; {hint}")
     return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
 
 

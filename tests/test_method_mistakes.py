@@ -1,0 +1,90 @@
+"""What a method returns is checked once, before its certificate: an impossible promise is an error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import avow
+from avow.core import Computed, Problem, Promise, Sizes
+from avow.errors import InputError
+from avow.methods.exact import Exact
+
+Q, K, V = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind()
+
+
+def method(compute: Any = None, promise: Any = None, cost: Any = None) -> Exact:
+    """Exact attention with another answer, another promise or another cost, each made from its own."""
+
+    class Other(Exact):
+        def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Any:
+            computed = super().compute(problem, generator)
+            return compute(computed) if compute else computed
+
+        def promise(self, problem: Problem, computed: Computed, confidence: float) -> Any:
+            given = super().promise(problem, computed, confidence)
+            return promise(given) if promise else given
+
+        def cost(self, sizes: Sizes) -> Any:
+            return cost if cost is not None else super().cost(sizes)
+
+    return Other()
+
+
+def of_rows(change: Any) -> Any:
+    return lambda given: dataclasses.replace(given, rows=change(given.rows))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (method(lambda x: x.out), "exact: compute()=a float32 tensor of shape (1, 2, 5, 4) must be a Computed; return"),
+        (method(lambda x: 1.0), "exact: compute()=1.0 must be a Computed; return Computed(out) from compute"),
+        (
+            method(lambda x: Computed(x.out[..., :3])),
+            "exact: compute().out=a float32 tensor of shape (1, 2, 5, 3) must be a",
+        ),
+        (method(lambda x: Computed([1.0])), "exact: compute().out=[1.0] must be a tensor of shape (1, 2, 5, 4)"),
+        (method(promise=lambda x: 0.1), "exact: promise()=0.1 must be a Promise; return Promise("),
+        (
+            method(promise=lambda x: Promise("certain", x.rows)),
+            "exact: promise().kind='certain' must be one of deterministic, statistical, sampled, none; use",
+        ),
+        (
+            method(promise=of_rows(lambda x: x[..., :1])),
+            "exact: promise().rows=a float64 tensor of shape (1, 2, 1) must be a",
+        ),
+        (method(promise=of_rows(lambda x: 0.1)), "exact: promise().rows=0.1 must be a tensor of numbers of shape"),
+        (method(promise=of_rows(lambda x: x - 1)), "is not a bound; return at least 0 for every row, and inf if"),
+        (method(promise=of_rows(lambda x: x * math.nan)), "exact: promise().rows=nan is not a bound; return"),
+        (
+            method(promise=lambda x: dataclasses.replace(x, confidence=2)),
+            "exact: promise().confidence=2 must be a probability, from 0 to 1",
+        ),
+        (method(cost=1), "exact: cost()=1 must be a Cost; return Cost(flops, pointwise, launches, peak_bytes)"),
+    ],
+)
+def test_what_no_method_may_return_is_an_error(wrong: Exact, words: str) -> None:
+    for tol in (None, 0.5):
+        with pytest.raises(InputError) as caught:
+            avow.attend(Q, K, V, method=wrong, tol=tol)
+        assert words in str(caught.value)
+
+
+def test_one_row_without_a_number_is_enough() -> None:
+    def spoil(rows: torch.Tensor) -> torch.Tensor:
+        rows = rows.clone()
+        rows[0, 1, 3] = math.nan
+        return rows
+
+    with pytest.raises(InputError, match="is not a bound"):
+        avow.attend(Q, K, V, method=method(promise=of_rows(spoil)))
+
+
+def test_an_infinite_bound_may_be_returned_and_proves_nothing() -> None:
+    certificate = avow.attend(Q, K, V, method=method(promise=of_rows(lambda x: x + math.inf))).certificate
+    assert not certificate.keeps(tol=1.0)

@@ -162,6 +162,8 @@ def test_a_key_near_the_hull_takes_a_query_longer_than_the_stage_and_that_is_sai
     answer = explorer.verdict(inputs)
     assert answer["verdict"]["word"] == "not kept"
     assert float(facts(answer)["Length that it takes"].removeprefix("≥ ")) > 40
+    assert re.search(r"Any query that does it is at least \d+(\.\d)? long\.$", answer["verdict"]["says"])
+    assert "Any query" not in explorer.verdict(ExplorerInputs(angle=90.0))["verdict"]["says"], "it is long enough"
 
 
 # ---- what is on the screen

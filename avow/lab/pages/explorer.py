@@ -143,7 +143,7 @@ def verdict(inputs: ExplorerInputs) -> Answer:
     judged, step = _judged(inputs, scene, true), _WORDS.say("certificate", true.error, certificate.bound)
     if true.error > certificate.bound:
         judged = judgement("refuted", "broken", step, judged["steps"])
-    shortest = _shortest(_points(scene.keys), scene.wanted[0], inputs.eps) if inputs.show == "copy" else None
+    shortest = _least(scene, inputs.eps) if inputs.show == "copy" else None
     return {
         "facts": [
             *_WORDS.facts("enclosed", true.gap, weight, chances, _ETA, shortest),
@@ -211,7 +211,9 @@ def _judged(inputs: ExplorerInputs, scene: Scene, true: Enclosed) -> Answer:
         says = _WORDS.say("routed", inputs.n, proof.achieved, wanted, most, inputs.eps, most <= inputs.eps)
         steps.append(f"the token that is held: off by {least:.6g} to {most:.6g} max‖v‖")
         return judgement("proved" if holds else "refuted", "kept" if holds else "not kept", says, steps)
-    says = _WORDS.say("weighed", wanted, inputs.eps, bool(proof))
+    shortest = None if proof or inputs.show != "copy" else _least(scene, inputs.eps)
+    longer = shortest if shortest is not None and shortest > float(scene.queries[0].double().norm()) else None
+    says = _WORDS.say("weighed", wanted, inputs.eps, bool(proof), longer)
     return judgement("proved" if proof else "refuted", "kept" if proof else "not kept", says, steps)
 
 
@@ -326,6 +328,11 @@ def _query(
         return average_query(keys, (wanted[0], wanted[1]), eps, dtype=torch.float32).query
     except (InsideHull, OutOfReach, ToleranceUnreachable) as refusal:
         return refusal
+
+
+def _least(scene: Scene, eps: float) -> float | None:
+    """The length that every query has which copies the wanted key, at least; None if there is none."""
+    return _shortest(_points(scene.keys), scene.wanted[0], eps)
 
 
 @functools.lru_cache(256)

@@ -38,7 +38,15 @@ from avow.core.eager import run_eagerly
 from avow.core.record import note, running_layer
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
 from avow.core.sdpa_names import mask_and_causal
-from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable, value_text
+from avow.errors import (
+    AvowError,
+    ParameterError,
+    RangeError,
+    ShapeError,
+    ToleranceUnreachable,
+    is_out_of_memory,
+    value_text,
+)
 from avow.methods import all_methods, checked_class, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
 from avow.numerics.rounding import unit
@@ -586,8 +594,16 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
     def estimate_bound(method: Method) -> BoundEstimate:
         if problem.empty:
             return BoundEstimate(0.0, "deterministic", True, "there is nothing to attend to")
-        with torch.no_grad():
-            estimate = method.estimate_bound(detached, requirement.confidence)
+        try:
+            with torch.no_grad():
+                estimate = method.estimate_bound(detached, requirement.confidence)
+        except AvowError:
+            raise
+        except Exception as error:
+            # One plugin's mistake leaves the other methods to everybody.
+            if is_out_of_memory(error):
+                raise
+            return BoundEstimate(math.inf, "none", True, f"estimate_bound raised {type(error).__name__}: {error}")
         if requirement.coverage is not None and method.random and math.isinf(estimate.bound):
             reason = "what recomputed rows would show is not known before it runs: name it with method="
             return dataclasses.replace(estimate, reason=reason)

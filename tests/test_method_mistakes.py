@@ -13,6 +13,7 @@ import avow
 from avow.core import Computed, Problem, Promise, Sizes
 from avow.errors import InputError
 from avow.methods.exact import Exact
+from avow.methods.low_rank import LowRank
 
 Q, K, V = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind()
 
@@ -88,3 +89,16 @@ def test_one_row_without_a_number_is_enough() -> None:
 def test_an_infinite_bound_may_be_returned_and_proves_nothing() -> None:
     certificate = avow.attend(Q, K, V, method=method(promise=of_rows(lambda x: x + math.inf))).certificate
     assert not certificate.keeps(tol=1.0)
+
+
+def test_an_estimate_that_raises_leaves_the_other_methods_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> None:
+        raise ValueError("no idea")
+
+    monkeypatch.setattr(LowRank, "estimate_bound", raises)
+    q, k, v = torch.randn(3, 1, 2, 2048, 16).unbind()
+    plan = avow.plan(q, k, v, tol=1e-2)
+    assert {x.lost for x in plan.ranked if x.method.name == "low_rank" and x.estimate is not None} == {
+        "estimate_bound raised ValueError: no idea"
+    }
+    assert plan.chosen is not None and avow.attend(q, k, v, tol=1e-2).certificate.keeps(1e-2)

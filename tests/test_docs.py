@@ -243,7 +243,7 @@ def test_a_page_that_the_contents_call_by_another_name_is_named(tmp_path: Path) 
         ("# Two\n\n[not secure](http://example.org)", "'http://example.org' is no address"),
         ("# Two\n\n[no place](https://example)", "is no address"),
         (r"# Two" + "\n\n" + r"$\nosuchcommand{x}$", "cannot be read"),
-        ("# Two\n\n![a picture](none.png)", "is no PNG"),
+        ("# Two\n\n![a picture](none.png)", "is not a PNG"),
         ("# Two\n\n![](none.png)", "has no words"),
         ("# Two\n\n```ruby\n1\n```\n", "'ruby'"),
         ("# Two\n\n# Three", "second title"),

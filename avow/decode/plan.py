@@ -234,7 +234,14 @@ class DecodePlan:
         ]
 
     def notes(self, advice: str = "pass kept=, or find it with avow.nn.share_of_heads") -> list[str]:
-        """What the figures rest on; `advice` says how to name a share that was assumed."""
+        """What the figures rest on.
+
+        Args:
+            advice: how to name a share that was assumed.
+
+        Returns:
+            Lines of text.
+        """
         notes = []
         if self.why_not_sparse:
             notes.append(f"sparse is not used: {self.why_not_sparse}")

@@ -25,7 +25,7 @@ from pygments.lexers import get_lexer_by_name
 from avow.report.mathml import display, formula
 
 _LEXERS = {"python": "python", "bash": "bash"}
-_PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
+_PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 _OUTSIDE = re.compile(r"https://[\w.-]+\.[a-z]{2,}(/[\w./%~#?=&+-]*)?")
 
 
@@ -134,7 +134,7 @@ class _Renderer(RendererHTML):
         if not tokens[i].content.strip():
             page.fault(f"the picture {target!r} has no words for those who cannot see it")
         if file.suffix not in _PICTURES or not file.is_file():
-            page.fault(f"the picture {target!r} is no PNG or SVG in the repository")
+            page.fault(f"the picture {target!r} is not a PNG, SVG or GIF in the repository")
             return ""
         data = base64.b64encode(file.read_bytes()).decode()
         return f'<img src="data:{_PICTURES[file.suffix]};base64,{data}" alt="{escape(tokens[i].content)}">'

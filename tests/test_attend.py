@@ -49,7 +49,7 @@ def kept(method: Method, problem: Problem, attended: Any) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tol", [0.5, 1e-2, 1e-4, 1e-7, 1e-12, 0.0])
+@pytest.mark.parametrize("tol", [0.5, 1e-2, 1e-4, 1e-7, 1e-12, 1e-30])
 @pytest.mark.parametrize("size", [0.01, 1.0, 10.0])
 def test_a_tolerance_is_kept_or_refused(tol: float, dtype: torch.dtype, size: float) -> None:
     q, k, v = tensors(size=size, dtype=dtype)
@@ -124,7 +124,7 @@ def test_a_named_method_that_cannot_keep_the_tolerance_refuses(method: str, para
     with pytest.raises(ToleranceUnreachable, match=f"{method}: tol=1e-12 is below the .* it can prove") as caught:
         avow.attend(q, k, v, method=method, tol=1e-12, **parameters)
     assert caught.value.best > 1e-12 and free.bound > 1e-12
-    assert str(caught.value).endswith('; use method="auto" or a wider tol')
+    assert '; use method="auto" or a wider tol' in str(caught.value)
 
 
 @pytest.mark.parametrize("precision", ["native", "float32", "float64"])

@@ -44,7 +44,7 @@ def test_it_is_saved_whole(page: ReadingPage, tmp_path: Path) -> None:
 
 
 def test_a_model_without_its_tokenizer_is_refused(model: LlamaForCausalLM) -> None:
-    with pytest.raises(ParameterError, match="tokenizer=None is needed to read a text"):
+    with pytest.raises(ParameterError, match="tokenizer=None must be the tokenizer"):
         avow.look(model, TEXT)
 
 

@@ -97,6 +97,7 @@ def _attention() -> dict[str, Call]:
             | {"queries": 1, "device": "cpu", "kept": 0.1, "window": 64, "tell": str, "again": False},
         ),
         "apply": Call(avow.apply, {"model": ARCHITECTURES[0].build(), "plan": "there is none"}),
+        "look": Call(avow.look, {"model": "there is none", "text": "x", "tokenizer": None, "asking": (), "write": 0}),
         "Problem.of": Call(avow.Problem.of, asked),
         "Sizes.with_keys": Call(avow.Problem.of(q, q, q).sizes.with_keys, {"keys": 7}),
         "Certificate.keeps": Call(certificate.keeps, {"tol": 0.1, "rtol": 0.5}),

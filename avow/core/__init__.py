@@ -18,6 +18,8 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
     lazy_modules  packages whose modules are loaded at use
     timing        how long a call takes
     chart         figures and tables as data
+    notebook      cards that notebooks show
+    quantities    numbers with their units, in words
 """
 
 from avow.core.certificate import SOFTMAX as SOFTMAX

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from avow import file_io
-from avow.errors import ParameterError
+from avow.errors import ParameterError, value_text
 from avow.lab.rendering import render_alone
 from avow.lab.stories import script_of
+from avow.parameters import declared
 
 _NAME = "own"
 
@@ -46,6 +47,7 @@ class ReadingPage:
         return f"ReadingPage({self._about}; save('page.html') writes it)"
 
 
+@declared()
 def look(model: Any, text: str, tokenizer: Any = None, asking: Sequence[str | int] = (), write: int = 0) -> ReadingPage:
     """What every head of a model reads of a text, and what it provably need not: the lab's first page.
 
@@ -72,9 +74,9 @@ def look(model: Any, text: str, tokenizer: Any = None, asking: Sequence[str | in
     name = ""
     if isinstance(model, str | Path):
         model, tokenizer, name = load_unpacked(str(model))
-    elif tokenizer is None:
-        rule = "is needed to read a text with a model that is already loaded"
-        raise ParameterError("tokenizer", None, rule, "pass the model's, or name the model instead")
+    elif not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+        rule = "must be the tokenizer of a model that is already loaded"
+        raise ParameterError("tokenizer", value_text(tokenizer), rule, "pass it, or name the model instead")
     reading = reading_of(model, tokenizer, text, asking, write, name)
     plain = plain_reading(reading, title=reading.model, about="the text that was given")
     page = render_alone("reading", {"name": _NAME, "title": reading.model, "about": ""}, script_of(_NAME, plain))

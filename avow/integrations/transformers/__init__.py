@@ -8,7 +8,9 @@ the masks they need; `enable` and `disable` switch a loaded model over and back.
     call_view     one call as `avow.attend` takes it: transformers' masks in their simplest form
     routing       which method answers a call, and why it is not the one that was asked for
     cache         CertifiedCache: keys and values for `generate()`
+    head_kinds    what a head does, by rules: rests, looks one word back, finds the same word, ...
     profiling     what each head does with a text, what each method can do for it, and the plan that follows
+    reading       what every head reads of a text for one word, and what it provably need not
     model_plan    the plan, its file, putting it into a model; whether it is safe and whether it pays
     model_files   models and texts from local files
 """

@@ -131,7 +131,7 @@ def test_a_method_object_that_has_no_registered_name_cannot_be_kept_by_name() ->
 def test_a_file_or_a_class_in_place_of_a_name_is_answered_with_how_to_install_it() -> None:
     with pytest.raises(UnknownMethod, match=r"with pip, as an entry point of the group avow\.methods$"):
         method_named("window.py:Window")
-    with pytest.raises(UnknownMethod, match=r"separable, sparse$"):
+    with pytest.raises(UnknownMethod, match=r"did you mean sparse\?$"):
         method_named("sparsee")
 
 

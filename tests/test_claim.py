@@ -15,7 +15,7 @@ from flint import arb
 
 from avow.errors import ParameterError
 from avow.theory.claims import Claim, Evidence, Finding, Unproved, claim, verdict_of
-from avow.theory.claims.claim import PROOFS, as_json
+from avow.theory.claims.evidence import PROOFS, as_json
 
 KINDS = [*sorted(PROOFS), "counterexample", "search"]
 
@@ -26,7 +26,7 @@ def step(kind: Any, amended: bool = False) -> Evidence:
 
 def made(evidence: list[Evidence], **words: Any) -> Claim:
     """A claim whose check yields what it is given."""
-    words = {"topic": "test", "statement": "x", "plain": "x", "expected": "proved"} | words
+    words = {"topic": "test", "statement": "x", "plain": "x", "expected": "proved", "source": "avow.x"} | words
     return Claim("a-claim", check=lambda subject: iter(subject), subject=evidence, **words)
 
 
@@ -110,7 +110,7 @@ def test_a_check_that_raises_has_not_rejected_anything(problem: BaseException) -
             raise problem
         yield step("symbolic")
 
-    words = {"topic": "t", "statement": "x", "plain": "x", "expected": "proved"}
+    words = {"topic": "t", "statement": "x", "plain": "x", "expected": "proved", "source": "avow.x"}
     one = Claim("x", check=check, sabotage={"raises": "broken"}, **words)  # type: ignore[arg-type]
     assert one.judge().as_recorded
     found = one.judge_sabotage("raises")
@@ -167,7 +167,7 @@ def test_evidence_is_of_a_kind_and_says_something(unlike: Any) -> None:
 
 
 def test_a_claim_whose_function_would_take_another_s_place_is_refused() -> None:
-    words = {"topic": "t", "statement": "x", "plain": "x", "expected": "proved"}
+    words = {"topic": "t", "statement": "x", "plain": "x", "expected": "proved", "source": "avow.x"}
     scope: dict[str, Any] = {"claim": claim, "words": words}
     exec("@claim('first', **words)\ndef check(_): return []", scope)
     exec("@claim('first', **words)\ndef check(_): return []", scope)  # the same file, loaded again

@@ -12,35 +12,42 @@ from tests.helpers import command
 
 SAMPLE = str(Path(__file__).parent / "helpers" / "sample_claims.py")
 
-MISTAKEN = """
-from avow.theory.claims import toolbox
-from avow.theory.claims.claim import claim
+HEAD = """
+from sympy import Eq
+from avow.theory.claims import Statement, claim, real
 
-words = {"topic": "t", "expected": "proved", "statement": "1 = 2"}
+x = real("x")
+words = {"topic": "t", "expected": "proved", "plain": "Some words."}
 
-@claim("mistaken", plain="One is two.", subject=2, sabotage={"worse": 3}, **words)
-def mistaken(other):
-    yield toolbox.counterexample(other != 1, "they differ", "integers", other=other)
-
-@claim("gullible", plain="One is one.", subject=1, sabotage={"1 = 2": 2}, **words)
-def gullible(other):
-    yield toolbox.identity(1, 1, "whatever it is told")
+def squares(factor):
+    return Statement({x: "a number"}, {"it": x**2 >= factor * x}, spans={x: (-1, 1)})
 """
 
-MISTAKES = """
-from avow.theory.claims import toolbox
-from avow.theory.claims.claim import claim
+MISTAKEN = (
+    HEAD
+    + """
+@claim("mistaken", formal=squares, subject=2, sabotage={"worse": 3}, **words)
+def mistaken(proof, factor):
+    proof.conclude("it")
 
-words = {"topic": "t", "expected": "proved", "statement": "1 = 2", "plain": "One is two."}
-
-@claim("false", subject=2, sabotage={"worse": 3}, **words)
-def false(other):
-    yield toolbox.identity(1, other, "they are equal")
-
-@claim("crash", subject=0, sabotage={"worse": 3}, **words)
-def crash(other):
-    yield toolbox.identity(1 / other, 1, "they are equal")
+@claim("gullible", formal=Statement({x: "a number"}, {"it": x**2 + 1 >= x}), sabotage={"any": 2}, **words)
+def gullible(proof, told):
+    proof.conclude("it")
 """
+)
+
+MISTAKES = (
+    HEAD
+    + """
+@claim("false", formal=lambda k: Statement({x: "a number"}, {"it": Eq(x * x + k, x * x)}), subject=x, **words)
+def false(proof, k):
+    proof.conclude("it")
+
+@claim("crash", formal=squares(2), subject=0, sabotage={"worse": 3}, **words)
+def crash(proof, other):
+    1 / other
+"""
+)
 
 run, refused = (functools.partial(act, "claims") for act in (command.run, command.refused))
 
@@ -81,8 +88,8 @@ def test_a_false_identity_and_a_crash_say_what_to_do_and_where() -> None:
     Path("own.py").write_text(MISTAKES)
     false, crash = json.loads(run("run", "--user", "own.py", "--json", code=1).stdout)["claims"]
     assert (false["verdict"], crash["verdict"]) == ("no verdict", "no verdict")
-    assert "differ by -1; to refute a statement, yield toolbox.counterexample with numbers" in false["trouble"]
-    assert crash["trouble"] == "the check raised ZeroDivisionError: division by zero (line 13)"
+    assert "it does not follow: x = " in false["trouble"]
+    assert crash["trouble"] == "the check raised ZeroDivisionError: division by zero (line 17)"
 
 
 def test_the_catalogue_is_listed_whole() -> None:
@@ -110,8 +117,8 @@ def test_a_verdict_that_differs_and_a_sabotage_that_passes_fail_the_run_by_name(
     done = run("run", "--user", "own.py", "--html", "page.html", "--json", code=1)
     document = json.loads(done.stdout)
     faults = [
-        "mistaken: refuted, recorded as proved",
-        "gullible: accepts what was broken on purpose (1 = 2)",
+        "mistaken: refuted, recorded as proved: x^2 ≥ 2·x: it does not follow: x = 1",
+        "gullible: accepts what was broken on purpose (any)",
     ]
     assert document["faults"] == faults and all(f"{fault}\n" in done.stderr for fault in faults)
     assert [claim["verdict"] for claim in document["claims"]] == ["refuted", "proved"]
@@ -124,12 +131,12 @@ def test_one_claim_is_shown_whole() -> None:
     for words in (
         "square-grows (algebra): corrected",
         "A number's square is never below it.",
-        r"x^2 \ge x \text{ for every } x",
+        r"x^{2} \geq x",
         "what is true instead",
-        "It is not from 1 on.",
+        "It is not where x ≥ 1.",
         "counterexample: half of a half",
         "x = 1/2",
-        "symbolic, of what is true instead: x = 1 + u",
+        "symbolic, of what is true instead: a product with what is at least 1",
         "a number above 1 → rejected",
         "0.25",
         "rests on",
@@ -151,9 +158,9 @@ def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["show", "binomail"], "claim='binomail' is not known; did you mean binomial?"),
-        (["show", "zzz"], "claim='zzz' is not known; avow claims list names them all"),
-        (["run", "binomial", "prime"], "claim='prime' is not known; did you mean primes-odd?"),
+        (["show", "binomail"], f"claim='binomail' is not known in {SAMPLE}; did you mean binomial?"),
+        (["show", "zzz"], f"claim='zzz' is not known in {SAMPLE}; avow claims list --user {SAMPLE} names them all"),
+        (["run", "binomial", "prime"], f"claim='prime' is not known in {SAMPLE}; did you mean primes-odd?"),
         (["run", "--topic", "poetry"], "topic='poetry' is not known; known topics: algebra, numbers"),
         (["run", "binomial", "--topic", "numbers"], "topic='numbers' is not that of binomial; leave out one"),
         (["run", "--seconds", "0"], "seconds=0.0 must be above 0; try --seconds 60"),
@@ -162,6 +169,11 @@ def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_nonsense_gets_name_value_rule_and_remedy(arguments: list[str], line: str) -> None:
     assert refused(*arguments, "--user", SAMPLE).startswith(f"avow: {line}")
+
+
+def test_a_claim_of_the_catalogue_is_looked_up_there() -> None:
+    assert refused("show", "zzz").startswith("avow: claim='zzz' is not known; avow claims list names them all")
+    assert refused("run", SAMPLE).endswith(f"is not known; a file of claims is given by --user {SAMPLE}")
 
 
 def test_a_file_without_claims_is_refused() -> None:

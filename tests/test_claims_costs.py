@@ -1,6 +1,8 @@
-"""Claims on costs: counts that can be wrong, and the tables they make."""
+"""Claims on costs: what structure tells of a program, and the programs that it sees through."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import sympy
@@ -12,41 +14,28 @@ from avow.methods.exact import Exact
 from avow.methods.separable import Separable
 from avow.theory.claims import counting
 from avow.theory.claims.catalogue import costs, linear_costs
-from avow.theory.claims.claim import Unproved
+from avow.theory.claims.counting import Loop, counts, traced
+from avow.theory.claims.evidence import Unproved
+from avow.theory.claims.formal import Statement, whole
+from avow.theory.claims.proof import Proof
 
-a, b = counting.length("a"), counting.length("b")
-
-
-def test_interpolation_finds_a_polynomial_from_as_many_counts_as_it_has_coefficients() -> None:
-    asked = []
-
-    def count(x: int, y: int) -> int:
-        asked.append((x, y))
-        return 3 * x**2 * y + 5 * y + 7
-
-    assert counting.interpolated(count, [a, b], 3) == 3 * a**2 * b + 5 * b + 7
-    assert len(asked) == len(set(asked)) == 10
+n, d, h, b, m = whole("n d h b m")
 
 
-def test_a_count_that_is_no_such_polynomial_is_caught_beyond_its_nodes() -> None:
-    with pytest.raises(Unproved, match="steep: by interpolation"):
-        list(counting.counted(lambda x: x**4, [a], [(7,)], "steep"))
-    (step,) = counting.counted(lambda x: x**3, [a], [(7,)], "cubic")
-    assert step.facts["polynomial"] == "a**3"
+def heads(length: Any, width: Any) -> list[Tensor]:
+    return [*costs._tokens(length, width), *costs._weights(length, width)]
 
 
-def test_an_order_too_low_or_too_high_is_refused() -> None:
-    count = 6 * a * b**2 + 4 * a**2 * b
-    assert len(list(counting.theta(count, a * b**2 + a**2 * b, "both terms"))) == 2
-    with pytest.raises(Unproved, match="too low: at most"):
-        list(counting.theta(count, a * b**2, "too low"))
-    with pytest.raises(Unproved, match="has not every term"):
-        list(counting.theta(count, a**2 * b**2, "too high"))
+def test_one_head_takes_what_the_text_books_say() -> None:
+    found = traced(costs.one_head, heads, (n, d))
+    assert found.time == 6 * n * d**2 + 4 * n**2 * d
+    assert found.left == n * d and found.most == 2 * n**2 + 4 * n * d
 
 
-def test_growth_is_told_from_a_bound() -> None:
-    assert counting.unbounded(a**2 * b / (a * b), a)
-    assert not counting.unbounded(a * b / (a * b + a), b)
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (5, 2), (70, 3)])
+def test_structure_and_the_counter_agree(sizes: tuple[int, int]) -> None:
+    for count in counts(costs.one_head, heads):
+        assert count(*map(sympy.Integer, sizes)).structure() == count.at(sizes)
 
 
 def test_numbers_held_are_counted_while_they_are_held() -> None:
@@ -59,20 +48,87 @@ def test_numbers_held_are_counted_while_they_are_held() -> None:
     assert counting.held(program, torch.ones(2, 3)) == [6, 6, 10, 8]
 
 
-def test_a_loop_that_hoards_is_not_settled() -> None:
-    assert counting.settled([[1, 5, 5], [1, 5, 5, 5]], "steady").facts["runs"] == "2"
-    with pytest.raises(Unproved, match="growing"):
-        counting.settled([[1, 5], [1, 5, 9]], "growing")
+def test_a_program_that_changes_at_some_size_is_refused_however_large() -> None:
+    def late(rows: int) -> Any:
+        return lambda x, *weights: costs.one_head(x * 1 if x.shape[0] < rows else x @ (x.T @ x), *weights)
+
+    for rows in (3, 65, 10**9):
+        with pytest.raises(Unproved, match="does something else from some size on"):
+            traced(late(rows), heads, (n, d))
 
 
 def test_a_program_whose_steps_depend_on_its_sizes_is_refused() -> None:
     def program(x: Tensor) -> Tensor:
         for _ in range(len(x)):
-            x = x.view(x.shape)
+            x = x + 1
         return x
 
-    with pytest.raises(Unproved, match="steps, depending on its sizes"):
-        list(counting.memory(program, lambda rows, width: [torch.ones(rows, width)], [a, b]))
+    with pytest.raises(Unproved, match="does something else from some size on"):
+        traced(program, costs._tokens, (n, d))
+
+
+def test_a_program_that_is_right_for_some_sizes_only_is_refused() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch._check(x.shape[0] <= 64)
+        return x + 1
+
+    with pytest.raises(Unproved, match="for some sizes only"):
+        traced(program, costs._tokens, (n, d))
+
+
+def test_a_program_that_hoards_is_refused() -> None:
+    hoard: list[Tensor] = []
+
+    def program(x: Tensor) -> Tensor:
+        hoard.append(x + 1)
+        return x + 2
+
+    with pytest.raises(Unproved, match="keeps"):
+        traced(program, costs._tokens, (n, d))
+
+
+@pytest.mark.parametrize("number", [2, 6, 9])
+def test_a_loop_whose_round_changes_is_refused(number: int) -> None:
+    def more(x: Tensor, *weights: Tensor) -> Tensor:
+        return costs.one_head(x @ (x.T @ x), *weights)
+
+    loop = costs.kept(costs.changed_from(number, costs.one_head, more))
+    with pytest.raises(Unproved, match="not the same program every time"):
+        counting.looped(loop, (costs._tokens, costs._weights), (n, d), h)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_a_loop_takes_what_its_rounds_take(rounds: int) -> None:
+    for loop in (costs.kept(costs.one_head), costs.added(costs.one_head)):
+        for count in counts(loop, costs._tokens, costs._weights):
+            foreseen = count(sympy.Integer(3), sympy.Integer(2), sympy.Integer(rounds)).structure()
+            assert foreseen.doit() == count.at((3, 2, rounds))
+
+
+def test_tiles_within_tiles_take_what_the_counter_says() -> None:
+    for count in counts(costs.TILES, costs._nothing, costs._rows, costs._tile_inputs):
+        structure = count(b, d, m).structure()
+        for sizes in ((1, 1, 1), (3, 2, 4), (2, 5, 9)):
+            assert structure.subs(dict(zip((b, d, m), sizes, strict=True))).doit() == count.at(sizes)
+
+
+def test_only_counts_of_whole_sizes_have_a_structure() -> None:
+    time, _ = counts(costs.one_head, heads)
+    proof = Proof(Statement({n: "a", d: "b"}, {"it": time(n, d) > 0}))
+    assert proof.counted(time(n, d)).by == "its structure"
+    with pytest.raises(Unproved, match="is not known to be whole"):
+        proof.counted(time(n / 2, d))
+    with pytest.raises(Unproved, match="no count of a program"):
+        proof.counted(n + d)
+
+
+def test_a_count_that_pytorch_does_not_make_is_refused() -> None:
+    class Off(counting.Counted):
+        trace = staticmethod(lambda *sizes: traced(costs.one_head, heads, sizes))
+        run = staticmethod(lambda *sizes: (0, 0))
+
+    with pytest.raises(Unproved, match=r"at \(1, 1\) PyTorch counts 0, and not 10"):
+        Proof(Statement({n: "a", d: "b"}, {"it": n > d})).counted(Off(n, d))
 
 
 def test_a_cost_model_that_is_off_by_one_operation_is_caught() -> None:
@@ -98,27 +154,29 @@ def test_a_count_does_not_depend_on_threads(threads: int) -> None:
 
 def test_attention_by_tiles_is_attention() -> None:
     q, k, v = torch.randn(3, 12, 5, dtype=torch.float64).unbind()
-    whole = torch.softmax(q @ k.T, -1) @ v
-    torch.testing.assert_close(costs.tiled(q, k, v, 4), whole)
-    assert not torch.allclose(linear_costs.separable(q, k, v), whole)
+    whole_ = torch.softmax(q @ k.T, -1) @ v
+    torch.testing.assert_close(costs.tiled(q, k, v, 4), whole_)
+    assert not torch.allclose(linear_costs.separable(q, k, v), whole_)
 
 
-def test_one_head_takes_what_the_text_books_say() -> None:
-    heads = costs.Heads(costs.one_head, costs.kept)
-    n, d, w = (counting.length(name) for name in "ndw")
-    count = counting.interpolated(lambda *z: counting.flops(lambda: heads.head(*heads.of(*z))), [n, d, w], 3)
-    assert count == 6 * n * d * w + 4 * n**2 * w
+def test_heads_in_sequence_are_heads_side_by_side() -> None:
+    x, *weights = torch.randn(7, 6, 6, dtype=torch.float64).unbind()
+    shared, rounds = [x], [weights[:3], weights[3:]]
+    answers = [costs.one_head(x, *own) for own in rounds]
+    torch.testing.assert_close(costs.kept(costs.one_head)(shared, rounds), torch.cat(answers, -1))
+    torch.testing.assert_close(costs.added(costs.one_head)(shared, rounds), sum(answers))
+
+
+def test_a_loop_that_carries_nothing_leaves_its_answers() -> None:
+    loop = Loop(lambda carried, x, y: ((), x + y))
+    assert [float(one) for one in loop([torch.tensor(1.0)], [[torch.tensor(2.0)], [torch.tensor(5.0)]])[1]] == [3, 6]
 
 
 def test_the_table_of_low_rank_names_the_operations_counted() -> None:
-    n, k, d = (counting.length(name) for name in "nkd")
+    k = whole("k")
 
-    def count(product: linear_costs.Program) -> sympy.Expr:
-        def once(rows: int, rank: int, width: int) -> int:
-            inputs = counting.ones((rows, rank), (rank, rank), (rows, rank), (rows, width))
-            return counting.flops(lambda: product(*inputs))
-
-        return counting.interpolated(once, [n, k, d], 3)
+    def count(product: linear_costs.Program) -> Any:
+        return traced(product, linear_costs._factor_inputs, (n, k, d)).time
 
     assert count(linear_costs.by_factors) == 4 * n * k * d + 2 * k**2 * d
     assert count(linear_costs.put_together) == 2 * n * k**2 + 2 * n**2 * k + 2 * n**2 * d

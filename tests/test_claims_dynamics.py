@@ -12,7 +12,7 @@ from avow.theory.claims.catalogue import optimisers, recurrent
 
 
 def test_the_gradient_in_balls_is_autograd_s() -> None:
-    weights = torch.tensor(recurrent.CONTRACTION.weights, dtype=torch.float64) / 10
+    weights = torch.tensor(recurrent.CONTRACTION, dtype=torch.float64) / 10
 
     def run(h: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -20,7 +20,7 @@ def test_the_gradient_in_balls_is_autograd_s() -> None:
         return h
 
     jacobian = torch.autograd.functional.jacobian(run, torch.zeros(3, dtype=torch.float64))
-    found = recurrent.jacobian(recurrent.tenths(recurrent.CONTRACTION.weights), [recurrent.arb(0)] * 3, 5)
+    found = recurrent.jacobian(recurrent.tenths(recurrent.CONTRACTION), [recurrent.arb(0)] * 3, 5)
     shown = torch.tensor([[float(found[i, j]) for j in range(3)] for i in range(3)], dtype=torch.float64)
     torch.testing.assert_close(shown, jacobian)
     assert float(torch.linalg.matrix_norm(jacobian, 2)) <= 0.9**5

@@ -13,7 +13,7 @@ from flint import arb
 from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue import heads, positions
 from avow.theory.claims.catalogue.layers import Layer
-from avow.theory.claims.claim import Unproved
+from avow.theory.claims.evidence import Unproved
 from tests.helpers.judging import number, step
 
 

@@ -14,7 +14,7 @@ from flint import arb
 
 from avow.numerics import intervals
 from avow.theory.claims import toolbox
-from avow.theory.claims.claim import Unproved
+from avow.theory.claims.evidence import Unproved
 from avow.theory.constructions.construction import Construction, Proof
 from avow.theory.constructions.queries import copy_query
 from tests.helpers.judging import finding, number, step

@@ -44,81 +44,81 @@ def test_a_claim_that_no_worker_could_find_is_refused() -> None:
 
 
 TROUBLED = """
-    @claim("fine", subject=2, sabotage={"three": 3, "two again": 2, "no number": "?"}, **words)
-    def fine(k):
+    broken = {"three": 3, "two again": 2, "no number": "?"}
+    @claim("fine", subject=2, sabotage=broken, **words | {"formal": square})
+    def fine(proof, k):
         print("noise on stdout, which is not for the news")
-        yield toolbox.identity((x + 1) ** 2, x**2 + sympy.Integer(k) * x + 1, "a square")
+        proof.conclude("it", says="a square")
 
     @claim("raises", sabotage={"any": 1}, **words)
-    def raises(_):
-        yield toolbox.identity(x, x, "same")
+    def raises(proof, _):
+        proof.conclude("it")
         raise ValueError("no \\ud800")
 
     @claim("threads", **words)
-    def threads(_):
+    def threads(proof, _):
         import torch, beside_trouble
-        yield toolbox.rational(torch.get_num_threads() == 1, "one thread")
+        proof.conclude("it")
+        proof.shows(toolbox.rational(torch.get_num_threads() == 1, "one thread"))
 
     @claim("after", needs=("fine", "copy-gap"), **words)
-    def after(_):
-        yield toolbox.identity(x, x, "same")
+    def after(proof, _):
+        proof.conclude("it")
 
     @claim("orphan", needs=("no-such-claim",), **words)
-    def orphan(_):
-        yield toolbox.identity(x, x, "same")
+    def orphan(proof, _):
+        proof.conclude("it")
 
     @claim("hen", needs=("egg",), **words)
-    def hen(_):
-        yield toolbox.identity(x, x, "same")
+    def hen(proof, _):
+        proof.conclude("it")
 
     @claim("egg", needs=("hen",), **words)
-    def egg(_):
-        yield toolbox.identity(x, x, "same")
+    def egg(proof, _):
+        proof.conclude("it")
 
     def no_picture():
         raise RuntimeError("no ink")
 
     @claim("undrawn", picture=no_picture, **words)
-    def undrawn(_):
-        yield toolbox.identity(x, x, "same")
+    def undrawn(proof, _):
+        proof.conclude("it")
 
     @claim("no-drawing", picture=lambda: 5, **words)
-    def no_drawing(_):
-        yield toolbox.identity(x, x, "same")
+    def no_drawing(proof, _):
+        proof.conclude("it")
 
     @claim("absent", requires=("no_such_package",), sabotage={"any": 1}, **words)
-    def absent(_):
-        yield toolbox.identity(x, x, "same")
+    def absent(proof, _):
+        proof.conclude("it")
 
     @claim("later", needs=("loops",), **words)
-    def later(_):
-        yield toolbox.identity(x, x, "same")
+    def later(proof, _):
+        proof.conclude("it")
 
     @claim("last", needs=("later",), **words)
-    def last(_):
-        yield toolbox.identity(x, x, "same")
+    def last(proof, _):
+        proof.conclude("it")
 
     @claim("loops", **words)
-    def loops(_):
+    def loops(proof, _):
         while True:
             pass
-        yield
 
     @claim("exits", **words)
-    def exits(_):
+    def exits(proof, _):
         os._exit(3)
-        yield
 
     @claim("segfaults", **words)
-    def segfaults(_):
+    def segfaults(proof, _):
         os.kill(os.getpid(), signal.SIGSEGV)
-        yield
 
     @claim("half-way", subject=False, sabotage={"fine": "fine", "loops": "loops", "never tried": "fine"}, **words)
-    def half_way(subject):
+    def half_way(proof, subject):
         while subject == "loops":
             pass
-        yield toolbox.rational(not subject, "not sabotaged")
+        proof.conclude("it")
+        proof.shows(toolbox.rational(not subject, "not sabotaged"))
 """
 
 
@@ -137,7 +137,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Findin
     ("id", "verdict", "trouble"),
     [
         ("fine", "proved", ""),
-        ("raises", "no verdict", "the check raised ValueError: no ? (line 16)"),
+        ("raises", "no verdict", "the check raised ValueError: no ? (line 19)"),
         ("threads", "proved", ""),
         ("after", "proved", ""),
         ("orphan", "no verdict", "it needs the claim no-such-claim, and there is none of that name"),
@@ -206,7 +206,7 @@ def test_no_worker_is_left_behind_by_an_interrupt_or_a_sudden_end(tmp_path: Path
         body = f"open({str(pid)!r}, 'w').write(str(os.getpid()))\n        while True:\n            time.sleep(0.01)"
         path = written(
             tmp_path,
-            f"    @claim('loops', **words)\n    def loops(_):\n        {body}\n        yield",
+            f"    @claim('loops', **words)\n    def loops(proof, _):\n        {body}",
             word.name + ".py",
         )
         command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(path)]

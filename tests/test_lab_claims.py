@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,14 @@ from avow.lab.claim_cases import CASE, case_chart
 from avow.lab.page import PACKAGE, all_pages, json_bytes
 from avow.lab.pages import claims
 from avow.lab.pages.claims import ClaimsInputs
-from avow.lab.rendering import render
+from avow.lab.rendering import render, static_files
 from avow.lab.scenes import SCENES, claims_about
 from avow.theory.claims import catalogue
 from avow.theory.claims.random_search import AMENDED, STATED, check_variant, excess_along, search, trials, variants
 from avow.theory.claims.running import judged_after_needs
 from tests.helpers.lab import Lab, running
 from tests.helpers.lab_visits import Opener, Visit
-from tests.test_lab_access import serious
+from tests.test_lab_access import violations
 
 # Claims that are quick to judge, of every verdict that there is.
 QUICK = ("softmax-categorical", "relu-linear-a", "relu-linear-b", "finite-mask", "project-out", "momentum-ema")
@@ -78,12 +79,11 @@ def test_a_verdict_is_computed_and_no_stored_text(monkeypatch: pytest.MonkeyPatc
     broken = dataclasses.replace(claim, subject=claim.sabotage["squares of the weights"])
     monkeypatch.setattr(claims, "catalogue", lambda: catalogue() | {claim.id: broken})
     found = claims.verdict(ClaimsInputs(claim=claim.id))
-    assert found["verdict"]["word"] == "no verdict" and "it is recorded as proved." in found["verdict"]["says"]
+    assert found["verdict"]["word"] == "refuted" and "it is recorded as proved." in found["verdict"]["says"]
 
 
 def test_a_claim_whose_need_fails_gets_no_verdict() -> None:
-    claim = catalogue()["copy-gap"]
-    assert claim.needs == ("softmax-categorical",)
+    claim = dataclasses.replace(catalogue()["copy-gap"], needs=("softmax-categorical",))
 
     def judge(one: Any) -> Any:
         assert one.id != "copy-gap", "it is never judged"
@@ -198,7 +198,9 @@ def test_a_counterexample_on_the_claims_own_figure_is_off_by_its_excess(id: str,
     (x,), (y,) = chart.series[CASE]
     asked, drawn = list(chart.series.values())[:2]
     # Where the mark stands, the two curves are as far apart as the search says that the claim is broken.
-    wanted = {"copy-shortest": None, "relu-square-line": found.excess + case.get("ε", 0)}.get(id, found.excess)
+    # The statement allows a quarter of the square of a piece.
+    allowed = (case["reach"] / case["kinks a side"]) ** 2 / 4 if id == "relu-square-line" else 0
+    wanted = None if id == "copy-shortest" else found.excess + allowed
     if id in ("copy-possible", "noise-isotropic", "heads-discrete"):
         asked, drawn = drawn, asked
         assert asked[1][0] - y == pytest.approx(found.excess, abs=2e-3)
@@ -282,7 +284,7 @@ def test_claims_of_ones_own_stand_beside_the_catalogue() -> None:
     shown = claims.preview(ClaimsInputs(claim="square-grows"))
     ids = [row["id"] for row in shown["ledger"] if row["topic"] == claims.OWN_TOPIC]
     assert {"binomial", "square-grows"} <= set(ids) and len(shown["ledger"]) == len(catalogue()) + len(ids)
-    assert shown["claim"]["note"].startswith("The claim does not say where to look for cases (falsifier=…)")
+    assert shown["claim"]["note"] == "", "its statement says where to look for cases"
     found = claims.verdict(ClaimsInputs(claim="square-grows"))
     assert found["verdict"]["word"] == "corrected", "after binomial, which it needs and which is in the file too"
     assert "?claim=binomial" in found["html"]
@@ -432,6 +434,20 @@ def test_a_search_shows_the_nearest_miss_improving_and_can_be_stopped(visit: Ope
     assert found.page.inner_text("#tried") == tried and not tried.startswith("100,000"), "nothing goes on"
 
 
+def easy() -> list[str]:
+    """What the quiz asks first."""
+    found = re.search(r"EASY = (\[.*\]);", static_files()["claims_quiz.js"])
+    assert found is not None
+    return list(json.loads(found[1]))
+
+
+def test_the_quiz_begins_with_sentences_without_formulas_and_every_answer_among_them() -> None:
+    first = [catalogue()[id] for id in easy()]
+    assert {claim.expected for claim in first} == {"proved", "refuted", "corrected"}
+    for claim in first:
+        assert re.fullmatch(r"[A-Za-z ,.:]+", claim.plain) and not re.search(r"\b[b-zB-Z]\b", claim.plain), claim.id
+
+
 @pytest.mark.browser
 def test_the_quiz_is_answered_by_keyboard_keeps_its_score_and_has_an_address(visit: Opener) -> None:
     found = visit("claims")
@@ -444,7 +460,7 @@ def test_the_quiz_is_answered_by_keyboard_keeps_its_score_and_has_an_address(vis
         "all => all.every(one => !one.checkVisibility())"
     ), "nothing gives the answer away"
     asked = found.inputs["claim"]
-    assert found.inputs["mode"] == "guess first" and asked != "copy-possible", "its verdict has just been read"
+    assert found.inputs["mode"] == "guess first" and asked == easy()[1], "the verdict on the first has just been read"
     answer = ["proved", "refuted", "corrected"].index(catalogue()[asked].expected) + 1
     found.page.keyboard.press(str(answer))
     assert found.page.inner_text("#score") == "1 of 1 right" and found.page.inner_text("#right").startswith("Right: ")
@@ -572,14 +588,14 @@ def test_an_address_of_no_claim_is_told_so(browser: Any, lab: Lab) -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_neither_the_quiz_nor_a_search_has_a_serious_violation(visit: Opener, lab: Lab, scheme: str) -> None:
+def test_neither_the_quiz_nor_a_search_has_a_violation(visit: Opener, lab: Lab, scheme: str) -> None:
     found = visit("claims?mode=guess+first&claim=finite-mask", color_scheme=scheme)
     found.page.wait_for_selector("#quiz:not([hidden])")
-    assert serious(found.page) == []
+    assert violations(found.page) == []
     found.page.click("#guesses [data-guess=proved]")
     found.page.wait_for_function("() => !document.getElementById('reason').textContent.startsWith('The check runs')")
-    assert serious(found.page) == []
+    assert violations(found.page) == []
     found.page.goto(lab.address + "claims?claim=relu-linear-a&hunt=true")
     found.page.wait_for_selector("#caught:not([hidden])")
     found.page.wait_for_selector("#seen .figure svg")
-    assert serious(found.page) == []
+    assert violations(found.page) == []

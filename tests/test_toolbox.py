@@ -84,6 +84,9 @@ def test_what_starts_at_zero_and_rises_stays_above() -> None:
         toolbox.rising(sympy.sin(x), x, 0, "a wave")
     with pytest.raises(Unproved, match="at the start"):
         toolbox.rising(x - 1, x, 0, "from below")
+    for jumps in (sympy.atan(1 / (1 - x)), 1 / (1 - x), sympy.log(2 - x)):
+        with pytest.raises(Unproved, match=r"is not known to be smooth|may have no value"):
+            toolbox.rising(jumps, x, 0, "a jump")
     toolbox.rising(x - 1, x, 1, "from where it is zero")
 
 

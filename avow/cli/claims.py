@@ -36,7 +36,7 @@ def list_claims(topic: Topic = None, verdict: OnRecord = None, user: User = None
 
     if verdict is not None and verdict not in VERDICTS:
         raise ParameterError("verdict", repr(verdict), "is not one on record", f"use one of {', '.join(VERDICTS)}")
-    claims = [one for one in _chosen(_known(user), topic, []) if verdict in (None, one.expected)]
+    claims = [one for one in _chosen(_known(user), topic, [], user) if verdict in (None, one.expected)]
     listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
     present(as_json, {"claims": listed}, catalogue_table(claims))
 
@@ -59,7 +59,7 @@ def run(
     from avow.report.terminal import bold
 
     known = _known(user)
-    claims = _chosen(known, topic, ids or [])
+    claims = _chosen(known, topic, ids or [], user)
     # The page of the catalogue stays when claims of one's own are judged.
     html = report_file(html, Path("out/claims.html" if user is None else f"out/claims-{user.stem}.html"))
     written = files(html)
@@ -84,8 +84,61 @@ def show_claim(
     from avow.report.claims import explanation
 
     known = _known(user)
-    (finding,) = _judged(_chosen(known, None, [id]), known, seconds)
+    (finding,) = _judged(_chosen(known, None, [id], user), known, seconds)
     present(as_json, finding.plain(), *explanation(finding))
+
+
+@app.command("questions")
+def list_questions(as_json: AsJson = False) -> None:
+    """The questions that `avow claims grade` knows."""
+    from avow.report.claims import questions_table
+    from avow.theory.claims.questions import QUESTIONS
+
+    listed = [
+        {"id": one.id, "asks": one.asks, "letters": dict(one.letters), "claim": one.claim.id}
+        for one in QUESTIONS.values()
+    ]
+    present(as_json, {"questions": listed}, questions_table(QUESTIONS.values()))
+
+
+@app.command("grade")
+def grade_answer(
+    question: Annotated[str, typer.Argument(help="The question; `avow claims questions` lists them.")],
+    answer: Annotated[str, typer.Argument(help="A formula in Python or LaTeX; it is read, never run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Grade an answer: right with its proof, or wrong with numbers.
+
+    Fails if the answer is not shown to be right.
+    """
+    from avow.report.claims import graded
+    from avow.theory.claims.grading import grade
+    from avow.theory.claims.questions import QUESTIONS
+
+    if question not in QUESTIONS:
+        near = difflib.get_close_matches(question, QUESTIONS)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "avow claims questions lists them"
+        raise ParameterError("question", repr(question), "is not known", remedy)
+    found = grade(QUESTIONS[question], answer)
+    present(as_json, found.plain(), *graded(found))
+    if found.judgement != "right":
+        raise typer.Exit(1)
+
+
+@app.command("new")
+def new_claim(
+    name: Annotated[Path, typer.Argument(help="The Python file to write, such as mine.py.")], as_json: AsJson = False
+) -> None:
+    """Write a file with a claim of your own that runs."""
+    from avow import file_io
+    from avow.theory.claims.template import TEMPLATE
+
+    path = name if name.suffix == ".py" else name.with_suffix(".py")
+    if path.exists():
+        raise ParameterError("name", str(path), "exists already", "give another name, or delete it first")
+    file_io.write(path, TEMPLATE)
+    command_line = f"avow claims run --user {path}"
+    present(as_json, {"wrote": str(path), "judge": command_line}, f"judge it: {command_line}", written=[path])
 
 
 def _known(user: Path | None) -> dict[str, Claim]:
@@ -94,12 +147,15 @@ def _known(user: Path | None) -> dict[str, Claim]:
     return catalogue() if user is None else claims_in(user)
 
 
-def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str]) -> list[Claim]:
+def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str], user: Path | None) -> list[Claim]:
     for id in ids:
         if id not in known:
             near = difflib.get_close_matches(id, known)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "avow claims list names them all"
-            raise ParameterError("claim", repr(id), "is not known", remedy)
+            file = "" if user is None else f" --user {user}"
+            remedy = f"did you mean {' or '.join(near)}?" if near else f"avow claims list{file} names them all"
+            if id.endswith(".py"):
+                remedy = f"a file of claims is given by --user {id}"
+            raise ParameterError("claim", repr(id), f"is not known{file and f' in {user}'}", remedy)
     topics = list(dict.fromkeys(claim.topic for claim in known.values()))
     if topic is not None and topic not in topics:
         raise ParameterError("topic", repr(topic), "is not known", f"known topics: {', '.join(topics)}")

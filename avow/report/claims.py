@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -15,6 +15,9 @@ from avow.core.chart import Chart
 from avow.report import charts, formatting
 from avow.report.terminal import Columns
 from avow.theory.claims.claim import Claim, Finding, Verdict
+
+if TYPE_CHECKING:
+    from avow.theory.claims.grading import Grade, Question
 
 VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
 # The address of another claim on the same page, with a place for its anchor.
@@ -95,6 +98,21 @@ def catalogue_table(claims: Iterable[Claim]) -> Columns:
     return Columns("lllw", ("claim", "topic", "recorded", "in words"), rows)
 
 
+def questions_table(questions: Iterable[Question]) -> Columns:
+    """Every question with its words and the letters of its answers."""
+    rows = [(one.id, one.asks, ", ".join(one.letters)) for one in questions]
+    return Columns("lwl", ("question", "in words", "letters"), rows)
+
+
+def graded(grade: Grade) -> Iterator[RenderableType]:
+    """A grade for a terminal: the judgement, why, and the proof or what it lacks."""
+    colour = {"right": "green", "wrong": "red", "not shown": "yellow"}[grade.judgement]
+    yield Text.assemble((grade.judgement, f"bold {colour}"), f": {grade.why}")
+    yield _indented(f"read as {grade.read}", "dim")
+    steps = grade.finding.evidence if grade.finding and grade.judgement == "right" else ()
+    yield from _section("proof", [f"{step.facts.get('by', step.kind)}: {step.says}" for step in steps])
+
+
 def findings_table(findings: Iterable[Finding]) -> Columns:
     """The verdict on every claim, what it rests on, how long it took and how many broken variants were rejected."""
     rows = []
@@ -132,10 +150,12 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
         if claim.amended_plain:
             yield _indented(claim.amended_plain)
         yield _indented(claim.amended, "dim")
+    yield from _section("symbols", [f"{name}: {words}" for name, words in claim.symbols.items()])
     yield from _section("assumes", claim.assumptions)
     steps: list[RenderableType] = []
     for step in finding.evidence:
-        steps.append(Text(f"{step.kind}{', of what is true instead' if step.amended else ''}: {step.says}"))
+        about = "" if step.coverage == "for all" else f" ({step.coverage})"
+        steps.append(Text(f"{step.kind}{about}{', of what is true instead' if step.amended else ''}: {step.says}"))
         if step.facts:
             facts = (f"{name} = {formatting.number(fact)}" for name, fact in step.facts.items())
             steps.append(_indented("; ".join(facts), "dim"))
@@ -147,6 +167,7 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
     if finding.picture is not None:
         yield Text()
         yield charts.columns(charts.picture_from(finding.picture))
+    yield from _section("machine-checked", [claim.coq] if claim.coq else [])
     yield from _section("used by", claim.used_by)
     yield from _section("rests on", claim.needs)
 

@@ -9,4 +9,6 @@ from typing import TYPE_CHECKING
 from avow.core.lazy_modules import lazy_modules
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_modules(__name__, ("claims", "constructions"))
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ("claims", "constructions"), needs={"claims": ("flint", "scipy", "sympy", "z3")}
+    )

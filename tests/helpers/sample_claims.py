@@ -7,14 +7,16 @@ from typing import Any
 
 import sympy
 import torch
+from sympy import Eq, Implies, Ne
 
 from avow.core.chart import Chart, Table
-from avow.theory.claims import toolbox
-from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims import Statement, claim, real, toolbox, whole
+from avow.theory.claims.evidence import Evidence
+from avow.theory.claims.formal import Prime
+from avow.theory.claims.proof import Proof, Refutation
 
-a, b = sympy.symbols("a b", real=True)
-x = sympy.Symbol("x", real=True)
-excess = sympy.Symbol("u", nonnegative=True)
+a, b, x = real("a b x")
+p = whole("p")
 
 
 def _squares() -> Chart:
@@ -22,50 +24,58 @@ def _squares() -> Chart:
     return Chart("Squares & lines", "x", "y", {"x²": (xs, [x * x for x in xs]), "x < 2": (xs, xs)})
 
 
+def _expanded(expanded: Callable[[Any, Any], Any]) -> Statement:
+    return Statement(
+        variables={a: "a number", b: "another"},
+        then={"square": Eq((a + b) ** 2, expanded(a, b), evaluate=False)},
+        notes=["x < y means less"],
+        spans={a: (-2, 2), b: (-2, 2)},
+    )
+
+
 @claim(
     "binomial",
     topic="algebra",
     expected="proved",
-    statement=r"(a+b)^2 = a^2 + 2ab + b^2 \iff \text{squares are } \ge 0",
+    formal=_expanded,
     plain="The square of a sum has three terms.",
-    assumptions=("a and b are real", "x < y means less"),
     subject=lambda a, b: a**2 + 2 * a * b + b**2,
     sabotage={"no mixed term": lambda a, b: a**2 + b**2, "half of it": lambda a, b: a**2 + a * b + b**2},
     picture=_squares,
 )
-def binomial(expanded: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
-    yield toolbox.identity((a + b) ** 2, expanded(a, b), "both sides expand to the same")
+def binomial(proof: Proof, _: Any) -> None:
+    proof.conclude("square", says="both sides expand to the same")
 
 
 @claim(
     "square-grows",
     topic="algebra",
     expected="corrected",
-    statement=r"x^2 \ge x \text{ for every } x",
+    formal=Statement({x: "a number"}, {"grows": x**2 >= x}, spans={x: (-2, 2)}),
     plain="A number's square is never below it.",
-    amended=r"x^2 \ge x \text{ for every } x \ge 1",
-    amended_plain="It is not from 1 on.",
+    amendment=Statement({x: "a number"}, {"grows": x**2 >= x}, [x >= 1], terms={"start": x >= 1}, spans={x: (1, 2)}),
+    amended_plain="It is not where {start}.",
     subject=sympy.Rational(1, 2),
     sabotage={"a number above 1": sympy.Rational(3, 2)},
     picture=lambda: Table("Squares", ("x", "x²", "larger"), [(0.5, 0.25, False), (2.0, 4.0, True)]),
     needs=("binomial",),
 )
-def square_grows(point: Any) -> Iterator[Evidence]:
-    yield toolbox.counterexample(bool(point**2 < point), "half of a half", "fractions", x=str(point))
-    yield toolbox.nonnegative((x**2 - x).subs(x, 1 + excess), "x = 1 + u: x² − x = u² + u", amended=True)
+def square_grows(against: Refutation, proof: Proof, point: Any) -> None:
+    against.case({x: point}, "half of a half")
+    proof.conclude("grows", proof.given(x >= 1), says="a product with what is at least 1")
 
 
 @claim(
     "primes-odd",
     topic="numbers",
     expected="refuted",
-    statement=r"p \text{ prime} \Rightarrow p \bmod 2 = 1",
+    formal=Statement({p: "a whole number"}, {"odd": Implies(Prime(p), Ne(2 * sympy.floor(p / 2), p))}),
     plain="Every prime is odd.",
     subject=2,
     sabotage={"an odd prime": 3},
 )
-def primes_odd(prime: int) -> Iterator[Evidence]:
-    yield toolbox.counterexample(sympy.isprime(prime) and prime % 2 == 0, "an even prime", "integers", p=prime)
+def primes_odd(against: Refutation, prime: int) -> None:
+    against.case({p: prime}, "an even prime")
 
 
 @claim(

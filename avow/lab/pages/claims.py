@@ -17,7 +17,7 @@ from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.lab.scenes import SCENES
 from avow.report.claims import judged, stated
 from avow.theory.claims import Claim, Finding, catalogue, claims_in
-from avow.theory.claims.claim import as_json
+from avow.theory.claims.evidence import as_json
 from avow.theory.claims.random_search import (
     MOST_CASES,
     STATED,
@@ -167,6 +167,7 @@ def _shown(claim: Claim) -> dict[str, Any]:
         "recorded": claim.expected,
         "meaning": _WORDS.say("meaning", claim.expected),
         "pictured": claim.picture is not None,
+        "python": _WORDS.html("python", claim).strip() if claim.id in catalogue() else None,
         "scene": scene and scene._asdict(),
         "variants": [] if note else variants(claim),
         "note": note,

@@ -4,6 +4,7 @@ import {draw} from "./chart.js";
 import {element, move, start, value} from "./lab.js";
 import {advance, question, quiz} from "./claims_quiz.js";
 import {attackable, searched} from "./claims_search.js";
+import {offerPython} from "./share.js";
 
 const at = id => document.getElementById(id), box = name => document.querySelector(`[data-name=${name}]`);
 const FILTERS = ["mode", "verdict", "topic"], PHONE = "(max-width: 46rem)";
@@ -13,7 +14,7 @@ let shown = "", drawn = "";
 
 // The chosen claim stands above the state of its proof; then its picture, its formulas, and the evidence.
 at("verdict").before(at("chosen"));
-at("verdict").after(at("seen"), at("stated"), at("judged"), at("breaking"));
+at("verdict").after(at("seen"), at("statement"), at("judged"), at("breaking"));
 
 /** What a control says: in a copy the address and the controls are this script's own. */
 const now = name => copy ? chosen[name] ?? read(name) : value(name);
@@ -121,7 +122,7 @@ function filter() {
 /** Bring the chosen claim into the list's own window, and move nothing else. */
 function reveal(item) {
   const window = at("ledger").getBoundingClientRect(), own = item.getBoundingClientRect();
-  if (own.top < window.top || own.bottom > window.bottom) at("ledger").scrollTop += own.top - window.top - 60;
+  if (own.top < window.top || own.bottom > Math.min(window.bottom, innerHeight)) at("ledger").scrollTop += own.top - window.top - 60;
 }
 
 // Links to other claims, from the list and from what a claim rests on, keep the filters.
@@ -155,6 +156,7 @@ function open(claim) {
     at("recorded").textContent = claim.recorded;
     at("meaning").textContent = claim.meaning;
     scene(claim.scene);
+    offerPython(claim.python);
     for (const [name, row] of rows) row.link.toggleAttribute("aria-current", name === claim.id);
     at("chosen").hidden = at("breaking").hidden = false;
     reveal(rows.get(claim.id).item);

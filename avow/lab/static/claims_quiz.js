@@ -42,9 +42,12 @@ export function question(known) {
   show();
 }
 
-/** A fixed order in which topics and verdicts are mixed; the claim that the page opens with comes first. */
+// Sentences without a formula are asked first, with all three answers among them; the page opens with the first.
+const EASY = ["copy-possible", "softmax-categorical", "heads-identical", "features-variance", "permutation"];
+/** A fixed order: the easy ones, then the others with topics and verdicts mixed. */
 const mixed = ids => [...ids].sort((a, b) => place(a) - place(b));
-const place = id => id === "copy-possible" ? -1 : [...id].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 100003, 7);
+const place = id => EASY.includes(id) ? EASY.indexOf(id) - EASY.length
+  : [...id].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 100003, 7);
 
 function guess(word) {
   if (guesses[claim.id]) return;

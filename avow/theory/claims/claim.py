@@ -17,54 +17,26 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-import math
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 import avow
 from avow.core.chart import Picture
 from avow.errors import ParameterError, value_text
+from avow.theory.claims.evidence import PROOFS, Evidence, Unproved, as_json
+from avow.theory.coq_record import machine_checked
+
+if TYPE_CHECKING:
+    from avow.theory.claims.formal import Statement
 
 Verdict = Literal["proved", "refuted", "corrected", "supported", "no verdict", "not applicable"]
-Kind = Literal["symbolic", "rational", "balls", "exact law", "counterexample", "search"]
-PROOFS: frozenset[str] = frozenset({"symbolic", "rational", "balls", "exact law"})
-
-
-class Unproved(Exception):
-    """A step of a check that does not hold, or that could not be shown to."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One step: what kind, about which statement, in words, with the numbers worth keeping (as JSON has them).
-
-    Attributes:
-        kind: how it was shown: by symbols, fractions, balls, an exact law, a counterexample, or a search.
-        says: the step in words.
-        facts: numbers to show beside it, by name.
-        amended: whether it is about the correction and not about the statement.
-    """
-
-    kind: Kind
-    says: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    amended: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind) or not isinstance(self.says, str) or not isinstance(self.facts, Mapping):
-            raise TypeError(f"evidence is of a kind, says something and has facts by name, unlike {self!r}")
-
-    def plain(self) -> dict[str, Any]:
-        """The step as JSON has it."""
-        return as_json(vars(self))
-
-
-Check = Callable[[Any], Iterable[Evidence]]
+# Of a formal claim a check writes a proof, a refutation, or both; of another one it yields evidence.
+Check = Callable[..., Any]
 # Of symbols, of fractions and of balls alike.
 Formula = Callable[..., Any]
 
@@ -106,6 +78,12 @@ def of_versions(excess: Excess) -> tuple[Excess, Excess]:
     return lambda pair, *case: excess(pair.stated, *case), lambda pair, *case: excess(pair.amended, *case)
 
 
+# The statement as data, or what makes it of the claim's subject.
+Formal = Any
+# Stands for the claim's own subject, where None may be a subject.
+_OWN: Any = object()
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement with everything needed to judge it and to show it.
@@ -113,10 +91,14 @@ class Claim:
     Attributes:
         id: its name, a word.
         topic: the heading it is listed under.
-        statement: the statement in LaTeX.
-        plain: the statement in words.
+        plain: the statement in words; of a formal claim each formula in them is a term of the statement, by name in
+            braces.
         expected: the verdict it is recorded with: "proved", "refuted", "corrected" or "supported".
-        check: a function of the subject that yields `Evidence`; `claim` makes a `Claim` of it.
+        check: writes the proof of a formal claim: a function of its `Proof`, its `Refutation`, or both, and of the
+            subject; of another claim a function of the subject that yields `Evidence`. `claim` makes a `Claim` of it.
+        statement: the statement in LaTeX; of a formal claim it is made of the formal statement.
+        formal: the statement as data, or a function of the subject that makes it.
+        amendment: for a correction of a formal claim, the corrected statement as data, likewise.
         subject: what the claim is about: a formula, a constant, an object.
         sabotage: broken subjects by name; the check must reject each.
         assumptions: what the statement takes for granted, each a short sentence.
@@ -127,14 +109,17 @@ class Claim:
         needs: ids of claims that the proof uses.
         requires: packages the claim is about, "name" or "name==version"; without one of them it does not apply.
         source: the module or file it was found in, from which a worker process loads it.
+        as_written: of a formal claim, `plain` and `amended_plain` before terms took the place of their names.
     """
 
     id: str
     topic: str
-    statement: str
     plain: str
     expected: Verdict
     check: Check
+    statement: str = ""
+    formal: Formal | None = None
+    amendment: Formal | None = None
     subject: Any = None
     sabotage: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
@@ -145,8 +130,11 @@ class Claim:
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     source: str = field(default="", compare=False)
+    as_written: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.formal is not None:
+            self._spell_out()
         if not _is_text(self.id) or self.id.split() != [self.id]:
             raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
         recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
@@ -156,6 +144,8 @@ class Claim:
             self._refuse(
                 "amended", "must go with a correction", "give `amended` with expected='corrected', and only then"
             )
+        if not self.statement:
+            self._refuse("statement", "is needed", "give the statement as data: formal=Statement(…)")
         for part in ("topic", "statement", "plain", "amended", "amended_plain"):
             if not _is_text(getattr(self, part)):
                 self._refuse(part, "must be a string", "write it in quotes")
@@ -173,6 +163,63 @@ class Claim:
     def _refuse(self, part: str, rule: str, remedy: str) -> NoReturn:
         raise ParameterError(f"claim {self.id}: {part}", value_text(getattr(self, part)), rule, remedy)
 
+    def _spell_out(self) -> None:
+        """Make the words of a formal claim: whatever they say of formulas is made of the formulas."""
+        for made in ("statement", "amended", "assumptions", "falsifier"):
+            # A copy brings what was made for the original, and gets its own.
+            if getattr(self, made) and not self.as_written:
+                self._refuse(made, "is made of the formal statement", "leave it out")
+        stated, amended = self.as_stated(), self.as_amended()
+        as_written = self.as_written or (self.plain, self.amended_plain)
+        words: dict[str, Any] = {"as_written": as_written, "statement": stated.latex()}
+        words["plain"] = self._words("plain", as_written[0], stated)
+        if amended is not None:
+            words |= {"amended": amended.latex()}
+            words["amended_plain"] = self._words("amended_plain", as_written[1], amended)
+        words["assumptions"] = (amended or stated).assumptions()
+        if (amended or stated).spans is not None:
+            words["falsifier"] = _falsifier(self)
+        for part, value in words.items():
+            object.__setattr__(self, part, value)
+
+    def _words(self, part: str, words: str, statement: Statement) -> str:
+        """The words of a statement with its terms in place of their names."""
+        if re.search(r"[0-9=<>≤≥√½¼⅓¾∞^α-ωΑ-Ω]", re.sub(r"\{\w+\}", "", words)):
+            self._refuse(part, "spells a formula out", "name it in `terms` of the statement, and write {its name}")
+        try:
+            return words.format_map(statement.spelled())
+        except KeyError as error:
+            self._refuse(part, f"names {error}, which no term of the statement has", "add it to `terms`")
+
+    def as_stated(self, subject: Any = _OWN) -> Statement:
+        """The formal statement, of the claim's own subject or of another.
+
+        Args:
+            subject: another subject.
+        """
+        return _made(self.formal, self.subject if subject is _OWN else subject)
+
+    def as_amended(self, subject: Any = _OWN) -> Statement | None:
+        """What is true instead, as data; None of a claim that is not corrected.
+
+        Args:
+            subject: another subject than the claim's own.
+        """
+        return None if self.amendment is None else _made(self.amendment, self.subject if subject is _OWN else subject)
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """What the symbols of a formal claim stand for, in words."""
+        if self.formal is None:
+            return {}
+        return self.as_stated().symbol_key() | (self.as_amended() or self.as_stated()).symbol_key()
+
+    @property
+    def coq(self) -> str:
+        """What Coq has checked of the claim, in words; empty if nothing, or if the claim has changed since."""
+        record = machine_checked(self.id)
+        return str(record) if record is not None and record.covers(self.statement, self.amended) else ""
+
     @property
     def used_by(self) -> tuple[str, ...]:
         """The modules of avow whose comments cite the claim."""
@@ -180,7 +227,8 @@ class Claim:
 
     def words(self) -> dict[str, Any]:
         """What the claim says and rests on, as JSON has it."""
-        names = ("id", "topic", "statement", "plain", "amended", "amended_plain", "assumptions", "used_by", "needs")
+        names = ["id", "topic", "statement", "plain", "amended", "amended_plain", "assumptions", "symbols", "used_by"]
+        names += ["needs", "coq"]
         return {name: as_json(getattr(self, name)) for name in names}
 
     def judge(self) -> Finding:
@@ -212,12 +260,20 @@ class Claim:
         """
         return self._judged(self.sabotage[name])
 
-    def _judged(self, subject: Any) -> Finding:
+    def judge_answer(self, subject: Any) -> Finding:
+        """The verdict on the claim with another subject, by its own proof with every hypothesis at hand.
+
+        Args:
+            subject: the other subject.
+        """
+        return self._judged(subject, strict=False)
+
+    def _judged(self, subject: Any, strict: bool = True) -> Finding:
         start = time.perf_counter()
         evidence: list[Evidence] = []
         trouble, raised = "", False
         try:
-            for step in self.check(subject):
+            for step in self.check(subject) if self.formal is None else self._formal_evidence(subject, strict):
                 if not isinstance(step, Evidence):
                     raise TypeError(f"a check yields Evidence, not {type(step).__name__}")
                 evidence.append(step)
@@ -226,9 +282,70 @@ class Claim:
         except (Exception, SystemExit) as error:
             trouble, raised = f"the check raised {type(error).__name__}: {error}{_line(error, self.check)}", True
         verdict = "no verdict" if trouble else verdict_of(evidence, bool(self.amended))
+        if verdict == "proved" and self.formal is None and not self.source.startswith("avow."):
+            verdict, trouble = "supported", "only a formal statement can be proved: give formal=Statement(…)"
         if verdict == "no verdict" and not trouble:
             trouble = _lacking(evidence)
+        if trouble and not raised and strict and self.formal and self.falsifier and subject is self.subject:
+            evidence, verdict = [*evidence, *(found := _searched(self))], "refuted" if found else verdict
         return Finding(self, verdict, tuple(evidence), time.perf_counter() - start, trouble, raised)
+
+    def _formal_evidence(self, subject: Any, strict: bool) -> Iterator[Evidence]:
+        """The evidence of a formal claim: what its check showed against it, and what it proved."""
+        from avow.theory.claims.proof import Proof, Refutation
+
+        amended = self.as_amended(subject)
+        against, proof = Refutation(self.as_stated(subject)), Proof(amended or self.as_stated(subject), strict)
+        parts = {"proved": (proof,), "refuted": (against,), "corrected": (against, proof)}[self.expected]
+        self.check(*parts, subject)
+        if against in parts:
+            yield from against.evidence()
+        if strange := proof.cited - set(self.needs):
+            raise Unproved(f"the proof uses {', '.join(sorted(strange))}, which `needs` does not name")
+        if proof in parts:
+            proof.finish()
+            yield from proof.evidence(amended is not None)
+
+
+def _made(formal: Formal | None, subject: Any) -> Statement:
+    from avow.theory.claims.formal import Statement
+
+    made = formal(subject) if callable(formal) else formal
+    if not isinstance(made, Statement):
+        raise ParameterError("claim: formal", value_text(made), "is not a Statement", "give formal=Statement(…)")
+    return made
+
+
+def _falsifier(claim: Claim) -> Falsifier:
+    """The search for a counterexample to a formal claim, by its own formulas."""
+    from avow.theory.claims.formal import spread
+
+    def excess(make: Callable[[Any], Any]) -> Excess:
+        def by(subject: Any, *case: Any) -> Any:
+            if id(subject) not in held:
+                statement = make(subject)
+                # Where a hypothesis says what the subject does, so does a case.
+                held[id(subject)] = statement, spans if statement.spans is None else spread(statement)
+            statement, own = held[id(subject)]
+            return statement.excess(own.case(*case))
+
+        held: dict[int, tuple[Statement, Any]] = {}
+        return by
+
+    spans = spread(claim.as_amended() or claim.as_stated())
+    return Falsifier(dict(spans.ranges), excess(claim.as_stated), claim.amendment and excess(claim.as_amended))
+
+
+def _searched(claim: Claim) -> list[Evidence]:
+    """A counterexample to a claim whose proof fails, if a short search finds one."""
+    from avow.theory.claims.random_search import search
+
+    found = search(claim, cases=2000, seconds=5)
+    if not found.broken:
+        return []
+    case = {name: str(number) for name, number in found.case.items()}
+    says = f"found by a search, in case {found.tried}"
+    return [Evidence("counterexample", says, {"evaluated by": "balls", **case, "excess": found.excess})]
 
 
 def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
@@ -342,21 +459,6 @@ def version_of(package: str) -> str:
 def _is_text(words: Any) -> bool:
     """Whether something is a string that a page can hold: halves of characters (surrogates) it cannot."""
     return isinstance(words, str) and words == as_json(words)
-
-
-def as_json(fact: Any) -> Any:
-    """A number, a word, or lists and tables of them, as JSON can hold it; what it cannot hold is spelled out."""
-    if fact is None or isinstance(fact, bool | int):
-        return fact
-    if isinstance(fact, str):
-        return fact.encode(errors="replace").decode()
-    if isinstance(fact, float):
-        return fact if math.isfinite(fact) else str(fact)
-    if isinstance(fact, Mapping):
-        return {str(name): as_json(value) for name, value in fact.items()}
-    if isinstance(fact, list | tuple | set | frozenset):
-        return [as_json(value) for value in fact]
-    return as_json(fact.tolist()) if hasattr(fact, "tolist") else str(fact)
 
 
 def claim(id: str, **words: Any) -> Callable[[Check], Claim]:

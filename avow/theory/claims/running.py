@@ -19,7 +19,8 @@ from typing import Any
 
 from avow.core.chart import Picture
 from avow.errors import ParameterError
-from avow.theory.claims.claim import Claim, Evidence, Finding, as_json
+from avow.theory.claims.claim import Claim, Finding
+from avow.theory.claims.evidence import Evidence, as_json
 from avow.theory.claims.ledger import catalogue, load
 from avow.worker_pool import Handler, Send, TimeLimitError, Worker, WorkerError, WorkerPool
 

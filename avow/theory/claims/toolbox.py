@@ -28,7 +28,10 @@ import torch
 from flint import arb
 
 from avow.numerics import intervals
-from avow.theory.claims.claim import Evidence, Formula, Unproved
+from avow.theory.claims.claim import Formula
+from avow.theory.claims.evidence import Evidence, Unproved
+from avow.theory.claims.kernel import conditions
+from avow.theory.claims.rules.analysis import SMOOTH
 from avow.theory.constructions.construction import Construction
 
 Box = Sequence[tuple[float | Fraction, float | Fraction]]
@@ -104,6 +107,16 @@ def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amend
     """
     expression, start = _exact(expression), _exact(start)
     beyond = start + sympy.Dummy("beyond", nonnegative=True)
+    if not all(isinstance(part, SMOOTH) for part in expression.atoms(sympy.Function)):
+        raise Unproved(f"{says}: {expression} is not known to be smooth")
+    for condition in conditions(expression):
+        # What jumps may be above zero, and rise wherever it is smooth, and fall below zero all the same.
+        there = condition.subs(variable, beyond)
+        side = there.lhs - there.rhs if there != sympy.true else sympy.Integer(1)
+        forms = (sympy.expand(side), sympy.factor(side))
+        signs = ("is_positive", "is_negative") if isinstance(condition, sympy.Ne) else ("is_positive",)
+        if not any(getattr(form, sign) for form in forms for sign in signs):
+            raise Unproved(f"{says}: {expression} may have no value, unless {there}")
     slopes = [expression]
     for _ in range(3):
         nonnegative(slopes[-1].subs(variable, start), f"{says}, at the start")

@@ -258,7 +258,7 @@ class ReluSquare(ReluNetwork):
     def verify(self) -> Proof:
         steps = (
             f"the rational weights are off by exactly {self.exact_error}, and no {self.units} units of one layer are "
-            "closer [claim relu-square]",
+            "closer [claim relu-square-best]",
             "on each piece of the rounded network x² minus a line is largest at an end or at its vertex, in fractions",
         )
         return Proof(self.promise, self.bound, rounded_up(square_error(as_fractions(self.layers))), steps)

@@ -1,35 +1,39 @@
-r"""What attention costs: operations counted by PyTorch's own counter, numbers held counted to the last one.
+r"""What attention costs: operations and numbers held, counted from the structure of programs, for all sizes at once.
 
-Time is counted in multiply-adds of matrix products, space in numbers held beyond the inputs. Counts at a few sizes
-become polynomials by exact interpolation, so that every order below is shown for all sizes from one on.
+Time is counted in operations of matrix products, space in numbers held beyond the inputs. A count is a function of the
+sizes: PyTorch's own counter gives it at any of them, and the program run on symbols gives the polynomial that it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import sympy
 import torch
-from flint import arb
+from sympy import And, Eq, Sum
 from torch import Tensor
 
 from avow.core import Method, Sizes
 from avow.core.chart import Chart, Function, curves
 from avow.methods import all_methods
-from avow.numerics.intervals import most
 from avow.theory.claims import counting
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
+from avow.theory.claims.claim import Formula, claims_on
+from avow.theory.claims.counting import Loop, counts
 from avow.theory.claims.elementary import exp
-from avow.theory.claims.toolbox import counterexample, identity, rational
+from avow.theory.claims.evidence import Evidence
+from avow.theory.claims.formal import Statement, real, sequence, whole
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import rational
 
 claim = claims_on("costs")
-n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
+n, d, h, w, b, m, i = whole("n d h w b m i")
+O = real("O")
 Program = Formula
-FIXED = "the program is a fixed list of matrix products whose sides are lengths, so its count is a polynomial"
-PRODUCTS = "time is counted in multiply-adds of matrix products; what is done entry by entry is of no higher order"
+PRODUCTS = "time is counted in operations of matrix products; what is done entry by entry is of no higher order"
+HELD = "space is the most numbers held at once beyond the inputs"
+# An order leaves its constants open; one that is only stated may be passed this many times, either way.
+GENEROUS = 16
 
 
 def library(name: str, **settings: int) -> Method:
@@ -44,6 +48,25 @@ def operations(method: Method, dim: int = 64) -> Function:
     return lambda length: method.cost(Sizes(1, 1, 1, int(length), int(length), dim, dim)).flops
 
 
+def between(count: Any, order: Any, low: Any, high: Any) -> Any:
+    """That a count lies between two multiples of an order."""
+    return And(low * order <= count, count <= high * order)
+
+
+def of_library(method: Callable[..., Method], polynomial: Any, sizes: Sequence[Any], cases: Sequence[Any]) -> Evidence:
+    """An example: the library's method takes as many operations, and its cost model says so to the last one.
+
+    Args:
+        method: the method, made of the sizes after the length and the width.
+        polynomial: the count, in the sizes.
+        sizes: the length, the width, and what the method is made of.
+        cases: numbers for them.
+    """
+    found = [counting.of_library(method(*rest), length, width) for length, width, *rest in cases]
+    foreseen = [int(polynomial.subs(dict(zip(sizes, case, strict=True)))) for case in cases]
+    return rational(found == foreseen, "the library's method takes what is proved", counted=found)
+
+
 def one_head(x: Tensor, *weights: Tensor) -> Tensor:
     """Self-attention with its softmax matrix written out."""
     queries, keys, values = (x @ weight for weight in weights)
@@ -52,31 +75,62 @@ def one_head(x: Tensor, *weights: Tensor) -> Tensor:
     return shares @ values
 
 
-def kept(head: Program, x: Tensor, *weights: Tensor) -> Tensor:
+def without_softmax(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (x @ q) @ ((x @ k).T @ (x @ v))
+
+
+def changed_from_65_rows(x: Tensor, *weights: Tensor) -> Tensor:
+    """A head that does more from 65 rows on."""
+    return one_head(x + x @ (x.T @ x) if x.shape[0] >= 65 else x, *weights)
+
+
+def kept(head: Program) -> Loop:
     """Heads in sequence: each answer is kept until all are put side by side."""
-    return torch.cat([head(x, *weights[first : first + 3]) for first in range(0, len(weights), 3)], -1)
+    return Loop(lambda carried, x, *weights: ((), head(x, *weights)), joined=True)
 
 
-def added(head: Program, x: Tensor, *weights: Tensor) -> Tensor:
+def added(head: Program) -> Loop:
     """Heads in sequence, each answer added to the ones before: another mechanism."""
-    answer = head(x, *weights[:3])
-    for first in range(3, len(weights), 3):
-        answer = answer + head(x, *weights[first : first + 3])
-    return answer
+    return Loop(
+        lambda carried, x, *weights: ((carried[0] + head(x, *weights),), ()),
+        first=lambda x: (torch.zeros_like(x),),
+        last=lambda answer: answer + 0,
+    )
+
+
+def changed_from(number: int, program: Program, more: Program) -> Program:
+    """A program that is another one from some call on."""
+    calls = 0
+
+    def counted(*inputs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (more if calls >= number else program)(*inputs)
+
+    return counted
 
 
 class Heads(NamedTuple):
-    """One head, and how several follow each other."""
+    """One head, and several after each other."""
 
     head: Program
-    sequence: Program
+    heads: Loop
 
-    def of(self, length: int, width: int, own: int | None = None, heads: int = 1) -> Sequence[Tensor]:
-        """Tokens of a width, and three matrices for each head of a width of its own, by default the tokens'."""
-        return counting.ones((length, width), *[(width, own or width)] * 3 * heads)
 
-    def in_sequence(self, *inputs: Tensor) -> Tensor:
-        return self.sequence(self.head, *inputs)
+def _tokens(length: Any, width: Any) -> list[Tensor]:
+    return counting.ones((length, width))
+
+
+def _weights(length: Any, width: Any) -> list[Tensor]:
+    return counting.ones(*[(width, width)] * 3)
+
+
+def _head_inputs(length: Any, width: Any) -> list[Tensor]:
+    return [*_tokens(length, width), *_weights(length, width)]
+
+
+def _narrow_inputs(length: Any, width: Any, own: Any) -> list[Tensor]:
+    return counting.ones((length, width), *[(width, own)] * 3)
 
 
 def _heads_picture() -> Chart:
@@ -84,123 +138,132 @@ def _heads_picture() -> Chart:
     return over_lengths(costs, "One head of width 64: where the operations are")
 
 
-# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
-# only stated may be passed this many times, either way.
-GENEROUS = 16  # the docstrings below, which a page shows, say it too
+_SIZES = {n: "the number of tokens", d: "their width", h: "the number of heads"}
+_SOME = [n >= 1, d >= 1, h >= 1]
+_ONE_TIME, _ONE_SPACE = n * d**2 + n**2 * d, n**2 + n * d
+_FEW = {n: range(1, 129), d: range(1, 129), h: range(1, 13)}
 
 
-def between(count: int, order: int, low: float, high: float) -> arb:
-    """By how much a count, over its order, is outside of two numbers."""
-    ratio = arb(count) / order
-    return (ratio - high).max(low - ratio)
+def _as_sloppy(heads: Heads) -> Statement:
+    _, space = counts(heads.head, _head_inputs)
+    _, together = counts(heads.heads, _tokens, _weights, name="heads")
+    order = n**2 + n * d + d**2
+    return Statement(
+        variables=_SIZES,
+        given=_SOME,
+        then={
+            "one": And(space(n, d) >= O / GENEROUS, space(n, d) <= GENEROUS * O),
+            "several": together(n, d, h) <= GENEROUS * O,
+        },
+        where={O: order},
+        terms={"space": order},
+        notes=[PRODUCTS, HELD, f"an order is passed if by more than {GENEROUS} times"],
+        spans=_FEW | {w: range(1, 9)},
+    )
 
 
-@cache
-def _held(heads: Heads, length: int, width: int, count: int) -> int:
-    """The most numbers that heads in sequence hold beyond their inputs."""
-    return counting.most_held(heads.in_sequence, *heads.of(length, width, heads=count))
-
-
-def _as_sloppy(heads: Heads, length: int, width: int, count: int) -> arb:
-    """h heads of width d on n tokens, run and counted; as stated, 16 times its order is allowed."""
-    order = length**2 + length * width + width**2
-    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
-
-
-def _one_and_many(heads: Heads, length: int, width: int, count: int) -> arb:
-    time = counting.flops(lambda: heads.head(*heads.of(length, width)))
-    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
-    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
-    return between(time, length * width**2 + length**2 * width, 4, 6).max(space)
+def _counted(heads: Heads) -> Statement:
+    (time, space), (all_time, all_space) = (
+        counts(heads.head, _head_inputs),
+        counts(heads.heads, _tokens, _weights, name="heads"),
+    )
+    narrow, _ = counts(heads.head, _narrow_inputs, name="narrow")
+    return Statement(
+        variables=_SIZES | {w: "the width of a narrow head"},
+        given=[*_SOME, w >= 1],
+        then={
+            "time": between(time(n, d), _ONE_TIME, 4, 6),
+            "space": between(space(n, d), _ONE_SPACE, 1, 4),
+            "times": between(all_time(n, d, h), h * _ONE_TIME, 4, 6),
+            "spaces": between(all_space(n, d, h), n**2 + h * n * d, 1, 4),
+            "narrow": Eq(h * narrow(n, h * w, w), time(n, h * w)),
+        },
+        terms={"space": _ONE_SPACE, "spaces": n**2 + h * n * d, "width": h * w},
+        notes=[PRODUCTS, HELD, "a head has three projections, and writes its softmax matrix out"],
+        spans=_FEW | {w: range(1, 9)},
+    )
 
 
 @claim(
     "cost-exact",
     expected="corrected",
-    statement=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd + d^2);\quad "
-    r"h \text{ heads in sequence multiply the time only}",
-    plain="One attention head takes time in the order of nd² + n²d and extra space in the order of n² + nd + d²;"
-    " several heads after each other multiply the time and nothing else.",
-    amended=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd)\text{ with the matrix"
-    r" written out}; \quad h \text{ heads of width } d \text{ in sequence: time }\Theta(h(nd^2 + n^2d)),\ \text{extra"
-    r" space } \Theta(n^2 + hnd); \quad \text{of width } d/h: \text{ time }\Theta(nd^2 + n^2d)",
-    amended_plain="The time of one head is right. The d² are the weights, which are given and not extra. Heads in"
-    " sequence keep their answers, so space grows by nd a head (unless each is projected and added at once); and heads"
-    " of the usual width d/h take no more products together than one head of width d.",
-    assumptions=(
-        "projections are d × d, and the softmax matrix is written out",
-        "extra space does not hold the inputs, nor the weights",
-        PRODUCTS,
-        FIXED,
-    ),
-    subject=Heads(one_head, kept),
+    formal=_as_sloppy,
+    plain="One attention head takes extra space in the order of {space}; several heads after each other multiply the"
+    " time and nothing else.",
+    amendment=_counted,
+    amended_plain="One head takes space in the order of {space}: the squared width is that of the weights, which are"
+    " given. Heads in sequence keep their answers, so that their space is in the order of {spaces} (unless each is"
+    " projected and added at once). And heads whose widths sum to {width} take no more products than one that wide.",
+    subject=Heads(one_head, kept(one_head)),
     sabotage={
-        "a head without its softmax": Heads(lambda x, q, k, v: (x @ q) @ ((x @ k).T @ (x @ v)), kept),
-        "answers added up, not kept": Heads(one_head, added),
+        "a head without its softmax": Heads(without_softmax, kept(without_softmax)),
+        "answers added up, not kept": Heads(one_head, added(one_head)),
+        "a head that does more from 65 rows on": Heads(changed_from_65_rows, kept(one_head)),
+        "heads that do more from the sixth on": Heads(
+            one_head, kept(changed_from(6, one_head, lambda x, *weights: one_head(x @ (x.T @ x), *weights)))
+        ),
     },
     picture=_heads_picture,
-    falsifier=Falsifier({"n": range(1, 25), "d": range(1, 129), "h": range(1, 13)}, _as_sloppy, _one_and_many),
 )
-def cost_exact(heads: Heads) -> Iterator[Evidence]:
-    total, steps = yield from counting.memory(heads.head, heads.of, [n, d], amended=True)
-    vanishes, by = sympy.limit(total.subs(n, 1) / (1 + d + d**2), d, sympy.oo) == 0, "the limit of an exact count"
-    says = "the d² are no extra space: with one token, what is held beside the weights is a vanishing part of d²"
-    yield counterexample(vanishes, says, by, held_at_most=str(total.subs(n, 1)))
-    together = 2 * h * n * d
-    says = (
-        "heads in sequence do not multiply the time only: side by side at the end they hold 2hnd numbers, beyond any"
-        " multiple of what one head held"
+def cost_exact(against: Refutation, proof: Proof, heads: Heads) -> None:
+    against.case({n: 1, d: 64, h: 1, w: 1}, "with one token, what is held beside the weights is a sixteenth of d²")
+    against.case({n: 4, d: 4, h: 100, w: 1}, "a hundred heads hold a hundred answers, twice at the end")
+    some = dict(zip((n, d, h, w), map(proof.given, [*_SOME, w >= 1]), strict=True))
+    time, space = (count(n, d) for count in counts(heads.head, _head_inputs))
+    all_time, all_space = (count(n, d, h) for count in counts(heads.heads, _tokens, _weights, name="heads"))
+    proof.conclude("time", proof.counted(time), some[n], some[d])
+    proof.conclude("space", proof.counted(space), some[n], some[d])
+    proof.conclude("times", proof.counted(all_time, says="h times one head"), some[n], some[d], some[h])
+    proof.conclude("spaces", proof.counted(all_space), some[n], some[d], some[h])
+    narrow, _ = counts(heads.head, _narrow_inputs, name="narrow")
+    proof.conclude(
+        "narrow", proof.counted(narrow(n, h * w, w)), proof.counted(time.func(n, h * w)), some[n], some[h], some[w]
     )
-    yield counterexample(counting.unbounded(together / total, h), says, by)
-    # Each head starts from what the heads before it left: their answers, nd each.
-    matches = []
-    for length, width in ((1, 1), (2, 3), (5, 2), (3, 7)):
-        alone, answer = counting.held(heads.head, *heads.of(length, width)), length * width
-        for count in (1, 2, 3, 4):
-            trace = counting.held(heads.in_sequence, *heads.of(length, width, heads=count))
-            expected = [size + i * answer for i in range(count) for size in alone] + [2 * count * answer]
-            matches.append(len(alone) == steps and trace == expected)
-    says = (
-        "step by step, head i holds what head 1 held and i − 1 answers of nd numbers more, and side by side they hold"
-        " 2hnd: every head is the same program and leaves one answer more, so by induction for any h"
-    )
-    yield rational(all(matches), says, True, traces=len(matches))
-    says = f"space of one head, between 1/{steps} of this count and all of it"
-    yield from counting.theta(total, n**2 + n * d, says, True)
-    grown = total + (h - 1) * n * d + together
-    says = f"space of h heads, between 1/{2 * steps} of this and all of it"
-    yield from counting.theta(grown, n**2 + h * n * d, says, True)
-    yield from _times(heads)
+    pairs = 4 * n**2 * d
+    proof.shows(of_library(lambda: library("exact"), pairs, (n, d), [(9, 4), (130, 5), (1100, 2)]))
 
 
-def _times(heads: Heads) -> Iterator[Evidence]:
-    says = "one head of width w on tokens of width d"
-    own = yield from counting.operations(heads.head, heads.of, [n, d, w], (50, 7, 9), says, True)
-    one = own.subs(w, d)
-    yield from counting.theta(one, n * d**2 + n**2 * d, "time of one head of width d", True)
-    sizes = [(5, 6, 3, 4), (7, 8, 2, 3), (3, 4, 4, 5)]
-    counts = [counting.flops(partial(heads.in_sequence, *heads.of(*z))) for z in sizes]
-    foreseen = [(h * own).subs(dict(zip((n, d, w, h), z, strict=True))) for z in sizes]
-    yield rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
-    yield from counting.theta(h * one, h * (n * d**2 + n**2 * d), "time of h heads of width d", True)
-    yield identity(h * own.subs(w, d / h), one, "h heads of width d/h take as long as one of width d", True)
-    says = "the library's exact attention, its cost model equal to PyTorch's counter each time"
-    exact = partial(counting.of_library, library("exact"))
-    pairs = yield from counting.counted(exact, [n, d], [(130, 5), (1100, 2)], says, True)
-    yield identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
+def _project_inputs(length: Any, width: Any, heads: Any) -> list[Tensor]:
+    return counting.ones((length, heads * width), (heads * width, width))
+
+
+def _with_output(order: Formula) -> Statement:
+    heads, _ = counts(_KEPT, _tokens, _weights, name="heads")
+    output, _ = counts(torch.matmul, _project_inputs, name="output")
+    time = heads(n, d, h) + output(n, d, h)
+    return Statement(
+        variables=_SIZES,
+        given=_SOME,
+        then={"order": And(time >= O / GENEROUS, time <= GENEROUS * O)},
+        where={O: order()},
+        terms={"order": order()},
+        notes=[PRODUCTS, f"an order is passed if by more than {GENEROUS} times"],
+        spans={n: range(1, 4097), d: range(1, 65), h: range(1, 5)},
+    )
+
+
+_KEPT = kept(one_head)
+
+
+@claim(
+    "multi-head-cost",
+    expected="refuted",
+    formal=_with_output,
+    plain="Attention of several heads with an output projection takes time in the order of {order}.",
+    subject=lambda: (3 * d**2 + 7 * n * d + 2 * n**2 + n * d**2) * h,
+    sabotage={"the products counted, and no space": lambda: (n * d**2 + n**2 * d) * h},
+    picture=_heads_picture,
+)
+def multi_head_cost(against: Refutation, _: Formula) -> None:
+    says = "of n²d products 2n² are left: numbers held were added to operations, and the products of pairs forgotten"
+    against.case({n: 4096, d: 64, h: 1}, says)
 
 
 class Tiling(NamedTuple):
     """Exact attention tile by tile, and how the sums of two tiles become one."""
 
-    program: Program
+    program: Loop
     merge: Formula
-
-    def held(self, tiles: int, tile: int, width: int) -> list[int]:
-        """How many numbers are held beyond the inputs and the answer after each operation."""
-        length = tiles * tile
-        trace = counting.held(lambda *x: self.program(*x, tile), *counting.ones(*[(length, width)] * 3))
-        return [size - length * width for size in trace]
 
 
 def merged(first: Any, second: Any, top: Any, other: Any, most: Any) -> Any:
@@ -208,24 +271,51 @@ def merged(first: Any, second: Any, top: Any, other: Any, most: Any) -> Any:
     return first * exp(top - most) + second * exp(other - most)
 
 
-def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, hoard: list[Tensor] | None = None) -> Tensor:
+def _no_keys(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.new_full((rows.shape[0], 1), -math.inf), rows.new_zeros(rows.shape[0], 1), torch.zeros_like(rows)
+
+
+def _one_tile(carried: Any, rows: Tensor, keys: Tensor, values: Tensor) -> Any:
+    top, total, sums = carried
+    logits = rows @ keys.T
+    most = torch.maximum(top, logits.amax(-1, keepdim=True))
+    shares, shrink = torch.exp(logits - most), torch.exp(top - most)
+    total = total * shrink + shares.sum(-1, keepdim=True)
+    sums = sums * shrink + shares @ values
+    return (most, total, sums), ()
+
+
+def _kept_tile(carried: Any, rows: Tensor, keys: Tensor, values: Tensor) -> Any:
+    """A tile whose products are kept as its answer."""
+    carried, _ = _one_tile(carried, rows, keys, values)
+    return carried, rows @ keys.T
+
+
+def by_tiles(tile: Program) -> Loop:
     """Exact attention that never writes its matrix out: sums relative to a running maximum."""
-    out = torch.empty_like(v)
-    for rows in q.split(tile):
-        full, zeros = rows.new_full, rows.new_zeros
-        top, total, sums = full((tile, 1), -math.inf), zeros(tile, 1), zeros(tile, v.shape[1])
-        for keys, values in zip(k.split(tile), v.split(tile), strict=True):
-            logits = rows @ keys.T
-            most = torch.maximum(top, logits.amax(-1, keepdim=True))
-            shares, shrink = torch.exp(logits - most), torch.exp(top - most)
-            total = total * shrink + shares.sum(-1, keepdim=True)
-            sums = sums * shrink + shares @ values
-            top = most
-            if hoard is not None:
-                hoard.append(shares)
-        first = rows.storage_offset() // q.shape[1]
-        out[first : first + tile] = sums / total
-    return out
+    return Loop(Loop(tile, first=_no_keys, last=lambda top, total, sums: sums / total))
+
+
+def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, program: Loop | None = None) -> Tensor:
+    """Attention by tiles, on tensors."""
+    tiles = list(zip(k.split(tile), v.split(tile), strict=True))
+    _, answers = (program or TILES)([], [([rows], tiles) for rows in q.split(tile)])
+    return torch.cat(answers)
+
+
+TILES = by_tiles(_one_tile)
+
+
+def _nothing(*sizes: Any) -> list[Tensor]:
+    return []
+
+
+def _rows(tile: Any, width: Any) -> list[Tensor]:
+    return counting.ones((tile, width))
+
+
+def _tile_inputs(tile: Any, width: Any) -> list[Tensor]:
+    return counting.ones((tile, width), (tile, width))
 
 
 def _bottleneck_picture() -> Chart:
@@ -241,90 +331,84 @@ def _fused_bytes(length: int, width: int) -> int:
     return library("exact").cost(Sizes(1, 1, 1, length, length, width, width, device="cuda")).peak_bytes
 
 
-# Sizes are few, and come up again.
-_held_by_tiles = cache(Tiling.held)
+_TILED = {m: "the number of tiles a side", b: "the keys of a tile", d: "the width"}
+_TILES = [m >= 1, b >= 1, d >= 1]
+top, other, most = real("t u r")
+x, y = sequence("x y")
+a, c = whole("a c")
+_FEW_TILES = {m: range(1, 6), b: range(1, 7), d: range(1, 7)}
+_SUMS = {top: (-3, 3), other: (-3, 3), most: (-3, 3), a: range(2, 3), c: range(3, 4), x: (-3, 3, 2), y: (-3, 3, 3)}
 
 
-def _dominates(tiling: Tiling, tiles: int, tile: int, width: int, *_: arb) -> arb:
-    """Tiles of b keys, run and counted; sums x and y relative to t and u, merged."""
-    return arb(tiles * tile * (tiles * tile - width) - max(_held_by_tiles(tiling, tiles, tile, width)))
+def _dominates(tiling: Tiling) -> Statement:
+    _, space = counts(tiling.program, _nothing, _rows, _tile_inputs, name="tiles")
+    return Statement(
+        variables=_TILED,
+        given=_TILES,
+        then={"space": space(b, d, m) >= (m * b) ** 2},
+        terms={"matrix": (m * b) ** 2},
+        notes=[HELD],
+        spans=_FEW_TILES | _SUMS,
+    )
 
 
-def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> arb:
-    beyond = max(_held_by_tiles(tiling, tiles, tile, width))
-    first, second, top, other = sums
-    larger = top.max(other)
-    merged = tiling.merge((first - top).exp(), (second - other).exp(), top, other, larger)
-    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
-    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
-    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
+def _by_tiles(tiling: Tiling) -> Statement:
+    all_time, all_space = counts(tiling.program, _nothing, _rows, _tile_inputs, name="tiles")
+    time, _ = counts(one_head, _head_inputs)
+    first, second = Sum(exp(x[i] - top), (i, 1, a)), Sum(exp(y[i] - other), (i, 1, c))
+    return Statement(
+        variables=_TILED
+        | {
+            n: "the number of keys",
+            x: "the scores of some keys",
+            y: "the scores of others",
+            a: "how many there are",
+            c: "how many others",
+            top: "what the first sum is relative to",
+            other: "what the second is relative to",
+            most: "what the merged one is relative to",
+        },
+        given=[*_TILES, n >= 1],
+        then={
+            "time": 4 * n**2 * d >= (1 - 3 * d / (2 * n)) * time(n, d),
+            "space": all_space(b, d, m) <= m * b * d + 9 * (b**2 + b * d),
+            "as long": Eq(all_time(b, d, m), 4 * (m * b) ** 2 * d),
+            "merged": Eq(
+                tiling.merge(first, second, top, other, most),
+                (Sum(exp(x[i]), (i, 1, a)) + Sum(exp(y[i]), (i, 1, c))) * exp(-most),
+            ),
+        },
+        terms={"pairs": 4 * n**2 * d, "space": m * b * d + 9 * (b**2 + b * d)},
+        notes=[PRODUCTS, HELD, "values are summed as normalisers are, and their quotient is the answer"],
+        spans=_FEW_TILES | {n: range(1, 65)} | _SUMS,
+    )
 
 
 @claim(
     "cost-bottleneck",
     expected="corrected",
-    statement=r"n \to \infty:\ \text{the } n \times n \text{ softmax matrix dominates time and space}",
-    plain="For long sequences the softmax matrix of n² weights is the bottleneck, in time and in space.",
-    amended=r"n \to \infty:\ \frac{4n^2d}{4n^2d + 6nd^2} \to 1 \text{ of the time};\quad"
-    r"\text{exact attention by tiles of } b \text{ keys holds } nd + O(b^2 + bd) \text{ numbers}",
-    amended_plain="Of the time, yes. Of the space, no longer: exact attention tile by tile holds its answer and one"
-    " tile's work, never the matrix.",
-    assumptions=("real arithmetic for the answer, exact counts for the rest", "the tile b divides n", PRODUCTS, FIXED),
-    subject=Tiling(tiled, merged),
+    formal=_dominates,
+    plain="For long sequences the softmax matrix of {matrix} weights is the bottleneck, in space as in time.",
+    amendment=_by_tiles,
+    amended_plain="Of the time, yes: all but a vanishing part is {pairs}. Of the space, no longer: exact attention by"
+    " tiles holds {space} numbers at most, its answer and one tile's work, never the matrix.",
+    subject=Tiling(TILES, merged),
     sabotage={
-        "tiles that are kept": Tiling(lambda q, k, v, tile: tiled(q, k, v, tile, []), merged),
-        "sums merged without the maxima": Tiling(tiled, lambda first, second, *maxima: first + second),
+        "tiles that are kept": Tiling(by_tiles(_kept_tile), merged),
+        "sums merged without the maxima": Tiling(TILES, lambda first, second, *maxima: first + second),
+        "tiles that are kept from the ninth on": Tiling(by_tiles(changed_from(9, _one_tile, _kept_tile)), merged),
     },
     picture=_bottleneck_picture,
-    falsifier=Falsifier(
-        {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)} | numbered("x y t u", -3, 3), _dominates, _by_tiles
-    ),
 )
-def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
-    length, tile, width = 128, 16, 4
-    most = length * width + max(tiling.held(length // tile, tile, width))
-    says = "space is not dominated by the matrix: attention by tiles holds less than its n² numbers"
-    held = {"held": most, "matrix": length**2}
-    yield counterexample(most < length**2, says, "an exact count", n=length, d=width, tile=tile, **held)
-    runs = [tiling.held(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
-    yield counting.settled(
-        runs, "each tile leaves what it found, so any number of tiles holds nd and the same more", True
+def cost_bottleneck(against: Refutation, proof: Proof, tiling: Tiling) -> None:
+    says = "128 keys of width 4 in tiles of 16 hold less than their 128² weights"
+    against.case({m: 8, b: 16, d: 4}, says)
+    some, tile, width, long = (proof.given(one) for one in [*_TILES, n >= 1])
+    time, _ = counts(one_head, _head_inputs)
+    all_time, all_space = (
+        count(b, d, m) for count in counts(tiling.program, _nothing, _rows, _tile_inputs, name="tiles")
     )
-    b = counting.length("b")
-    # No step's work exceeds the sum over all steps of three tiles a side.
-    says = "numbers held beyond the answer, over all steps"
-    work = yield from counting.counted(lambda *z: sum(tiling.held(3, *z)), [b, d], [(5, 6)], says, True)
-    yield counting.at_most(work, b**2 + b * d, "work beyond the answer, in the tile b and d alone", True)
-    yield from _same_answer(tiling)
-    heads = Heads(one_head, kept)
-    time = yield from counting.operations(heads.head, heads.of, [n, d], (50, 7), "time of one head", True)
-    pairs = 4 * n**2 * d
-    yield identity(sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True)
-    by_tiles = yield from counting.counted(
-        lambda *z: counting.flops(lambda: tiling.program(*counting.ones(*[(4 * z[0], z[1])] * 3), z[0])),
-        [b, d],
-        [(7, 5)],
-        "operations of four tiles a side",
-        True,
-    )
-    says = "so each of the 16 takes 4b²d, and (n/b)² tiles the same 4n²d"
-    yield identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
-    says = "bytes the library predicts for its fused kernel, in float32"
-    model = yield from counting.counted(_fused_bytes, [n, d], [(100000, 128)], says, True)
-    yield counting.at_most(model, n * d, "the library's own model", True)
-
-
-def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
-    top, other, most = sympy.symbols("t u m", real=True)
-    x, y, v = (sympy.IndexedBase(name, real=True) for name in "xyv")
-    a, b, i = (counting.length(name) for name in "abi")
-    for what, first, second in (
-        ("normalisers", sympy.Sum(sympy.exp(x[i]), (i, 1, a)), sympy.Sum(sympy.exp(y[i]), (i, 1, b))),
-        ("values", sympy.Sum(sympy.exp(x[i]) * v[i], (i, 1, a)), sympy.Sum(sympy.exp(y[i]) * v[a + i], (i, 1, b))),
-    ):
-        together = tiling.merge(first * sympy.exp(-top), second * sympy.exp(-other), top, other, most)
-        says = f"{what} of two tiles, each relative to its own maximum, merge into those of both relative to the larger"
-        yield identity(together, (first + second) * sympy.exp(-most), says, True)
-    one, both = sympy.symbols("N D", positive=True)
-    says = "what is relative to the maximum cancels: the answer is exact"
-    yield identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
+    proof.conclude("time", proof.counted(time(n, d)), long, width)
+    proof.conclude("space", proof.counted(all_space), some, tile, width)
+    proof.conclude("as long", proof.counted(all_time, says="m rounds of m tiles"), some, tile, width)
+    proof.conclude("merged", says="each sum relative to its own maximum, both relative to one")

@@ -7,33 +7,37 @@ not depend on their index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from flint import arb, arb_mat
-from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, oo
+from sympy import (
+    And,
+    Eq,
+    Equivalent,
+    Implies,
+    KroneckerDelta,
+    Sum,
+)
 
 import avow
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
-from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, Versions, claims_on, numbered, of_versions
-from avow.theory.claims.elementary import exp, sqrt
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
-from avow.theory.constructions.formulas import compiled
+from avow.theory.claims.catalogue.singular import inner_products, part_is_shorter, r
+from avow.theory.claims.claim import Formula, Versions, claims_on, numbered
+from avow.theory.claims.elementary import exp, log, sqrt
+from avow.theory.claims.formal import Mean, Spans, Statement, each, real, sequence, whole
+from avow.theory.claims.kernel import Step, put
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import enclosed, rational
 
 claim = claims_on("efficient")
-n, d, m = sympy.symbols("n d m", integer=True, positive=True)
-i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
-q_f, k_f = IndexedBase("q", real=True), IndexedBase("k", real=True)
-
-
-def dot(a: IndexedBase, b: IndexedBase) -> Sum:
-    """The inner product of two vectors in d dimensions."""
-    return Sum(a[f] * b[f], (f, 1, d))
+m = whole("m")
 
 
 def _rbf_picture() -> Chart:
@@ -49,52 +53,88 @@ def _rbf_picture() -> Chart:
     return curves(title, "angle to the query", "weight", [math.pi * i / 40 for i in range(-40, 41)], weights)
 
 
-def _rbf(logit: Formula, *case: arb) -> arb:
-    query, keys, sigma = case[:2], [case[2:4], case[4:6]], case[6]
-    by_kernel = intervals.softmax([-((query[0] - a) ** 2 + (query[1] - b) ** 2) / (2 * sigma) for a, b in keys])
-    by_logits = intervals.softmax([logit(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
-    return abs(by_kernel[0] - by_logits[0])
+n, d = whole("n d")
+i, j, f, c = whole("i j f c")
+q, key, v = sequence("q k v")
+sigma = real("sigma")
+every_key, every_coordinate = (j, 1, n), (f, 1, d)
+KEYS, WIDTH, TRUE_NUMBERS = "the number of keys", "the number of coordinates", "real arithmetic"
+
+
+def product(row: Any, other: Any = None) -> Any:
+    """The inner product of a key with the query, or with itself."""
+    return Sum((q[f] if other is None else key[row, f]) * key[row, f], every_coordinate)
+
+
+def softmax_of(logit: Callable[[Any], Any], place: Any) -> Any:
+    """A weight, by the logit of every key."""
+    return exp(logit(place)) / Sum(exp(logit(j)), every_key)
+
+
+def _by_distance(place: Any) -> Any:
+    return -Sum((q[f] - key[place, f]) ** 2, every_coordinate) / (2 * sigma)
+
+
+def _kernel_of_distances(logit: Formula) -> Statement:
+    unit = each(j, 1, n, Eq(product(j, key), 1))
+    at_one = softmax_of(lambda place: _by_distance(place).subs(sigma, 1), i)
+    return Statement(
+        variables={n: KEYS, d: WIDTH, q: "the query", key: "the keys", sigma: "the bandwidth"},
+        given=[sigma > 0],
+        then={
+            "unit keys": Implies(unit, each(i, 1, n, Eq(at_one, softmax_of(product, i)))),
+            "any keys": each(i, 1, n, Eq(softmax_of(_by_distance, i), softmax_of(_logits(logit), i))),
+        },
+        terms={"logit": _logits(logit)(i), "one": sympy.Integer(1)},
+        notes=[TRUE_NUMBERS, "the kernel is e to minus the squared distance over twice the bandwidth"],
+        spans={n: range(2, 3), d: range(2, 3), q: (-2, 2, 2), key: (-2, 2, 2, 2), sigma: (0.5, 2)},
+    )
+
+
+def _logits(logit: Formula) -> Callable[[Any], Any]:
+    return lambda place: logit(product(place), product(place, key), sigma)
 
 
 @claim(
     "rbf-equals-dot",
     expected="proved",
-    statement=r"\|k_i\| = 1,\ \sigma = 1:\quad \frac{e^{-\|q-k_i\|^2/2}}{\sum_j e^{-\|q-k_j\|^2/2}} ="
-    r"\frac{e^{q \cdot k_i}}{\sum_j e^{q \cdot k_j}}",
-    plain="With unit keys and σ = 1, attention by the RBF kernel has the weights of dot-product attention. In general"
-    " it is softmax((q·k_i − ‖k_i‖²/2)/σ).",
-    assumptions=("real arithmetic", "the kernel is exp(−‖q−k‖²/2σ)", "queries of any length"),
+    formal=_kernel_of_distances,
+    plain="With unit keys and a bandwidth of {one}, attention by the RBF kernel has the weights of dot-product"
+    " attention. In general it is softmax with logits {logit}.",
     subject=lambda inner, square, sigma: (inner - square / 2) / sigma,
     sabotage={
         "−‖k‖² in place of −‖k‖²/2": lambda inner, square, sigma: (inner - square) / sigma,
         "no shift by the key at all": lambda inner, square, sigma: inner / sigma,
     },
     picture=_rbf_picture,
-    falsifier=Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
 )
-def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
-    sigma = Symbol("sigma", positive=True)
-    distance = Sum((q_f[f] - k_f[f]) ** 2, (f, 1, d))
-    general = logit(dot(q_f, k_f), dot(k_f, k_f), sigma)
-    own = dot(q_f, q_f) / (2 * sigma)
-    yield identity(-distance / (2 * sigma), general - own, "−‖q−k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes")
-    x, shift = IndexedBase("x", real=True), Symbol("s", real=True)
-    shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), (j, 1, n)) for by in (shift, 0))
-    yield identity(shifted, plain, "what all keys share cancels between a weight and its normaliser")
-    inner, one = Symbol("a", real=True), sympy.Integer(1)
-    moved = sympy.diff(logit(inner, one, one) - inner, inner)
-    yield identity(moved, 0, "for unit keys and σ = 1 the logit is q·k less a constant")
-    apart = logit(inner, one, one) - logit(inner, 4 * one, one)
-    says = "unit length matters: keys of lengths 1 and 2 shift apart"
-    yield rational(apart.is_Rational and apart != 0, says, by=apart)
+def rbf_equals_dot(proof: Proof, logit: Formula) -> None:
+    parts = proof.statement.parts
+    general = parts["any keys"]
+    # −‖q − k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes and which cancels.
+    proof.conclude("any keys", proof.every(general))
+    # For unit keys the logit is q·k less a constant, which cancels, too.
+    unit, wanted = parts["unit keys"].args
+    length = proof.member(unit, j)
+    at_one = _by_distance(j).subs(sigma, 1)
+    moved = product(j) - (Sum(q[f] ** 2, every_coordinate) + 1) / 2
+    inside = And(j >= 1, j <= n)
+    equal = proof.have(Implies(And(unit, inside), Eq(at_one, moved)), length)
+    rises = proof.exp_monotone(at_one, moved), proof.exp_monotone(moved, at_one)
+    exponentials = proof.have(Implies(And(unit, inside), Eq(exp(at_one), exp(moved))), *rises, equal)
+    summed = proof.sum_same(exp(at_one), exp(moved), every_key, exponentials, when=unit)
+    positive = proof.sum_positive(exp(product(j)), every_key)
+    own = proof.at(exponentials, {j: i})
+    shown = proof.have(Implies(And(unit, i >= 1, i <= n), wanted.args[3]), summed, own, positive)
+    proof.conclude("unit keys", proof.every(wanted, shown, when=unit))
 
 
-Q, K, V = (IndexedBase(name, real=True) for name in "QKV")
+Q, K = sequence("Q K")
 
 
-def kernel(row: Symbol, column: Symbol) -> Any:
+def kernel(row: Any, column: Any) -> Any:
     """A's entry: e to the inner product of a query and a key."""
-    return exp(Sum(Q[row, f] * K[column, f], (f, 1, d)))
+    return exp(Sum(Q[row, f] * K[column, f], every_coordinate))
 
 
 def _two_readings() -> tuple[list[Any], list[Any]]:
@@ -112,60 +152,46 @@ def _kernel_picture() -> Table:
     return Table("q = (0, 1), k = (0, ln 2), v = (0, 1)", ["reading", "row 1", "row 2"], rows)
 
 
-Rows = list[Sequence[arb]]
-Compiled = Callable[[Sequence[arb]], arb]
-
-
-def _entries(base: Any, rows: int, columns: int) -> list[Any]:
-    """The entries of an array of letters, row after row."""
-    return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
-
-
-def _rows(entries: Sequence[arb], width: int) -> Rows:
-    return [entries[at : at + width] for at in range(0, len(entries), width)]
-
-
-@cache
-def _forms(form: Any) -> list[Compiled]:
-    letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
-    return [compiled(form.subs({n: 2, d: 2, i: row, c: column}).doit(), letters) for row in (1, 2) for column in (1, 2)]
-
-
-def _kernel_form(form: Any, *case: arb) -> arb:
-    queries, keys, values = (_rows(case[at : at + 4], 2) for at in (0, 4, 8))
-    weights = [intervals.softmax([intervals.dot(query, key) for key in keys]) for query in queries]
-    attention = [intervals.dot(row, column) for row in weights for column in zip(*values, strict=True)]
-    return most([abs(entry - form(case)) for entry, form in zip(attention, _forms(form), strict=True)])
+def _matrix_form(form: Formula) -> Statement:
+    attention = Sum(kernel(i, j) / Sum(kernel(i, j), every_key) * v[j, c], every_key)
+    return Statement(
+        variables={n: KEYS, d: WIDTH, Q: "the queries", K: "the keys", v: "the values", m: "their coordinates"},
+        then={
+            "form": each(i, 1, n, each(c, 1, m, Eq(attention, form(i, c)))),
+            "positive": each(i, 1, n, Sum(kernel(i, j), every_key) > 0),
+        },
+        notes=[TRUE_NUMBERS, "the matrix has a row for each query and a column for each key"],
+        spans={n: range(2, 3), d: range(2, 3), m: range(2, 3), Q: (-2, 2, 2, 2), K: (-2, 2, 2, 2), v: (-1, 1, 2, 2)},
+    )
 
 
 @claim(
     "kernel-form",
     expected="proved",
-    statement=r"\mathrm{softmax}(QK^\top)V = D^{-1}AV,\quad A_{ij} = e^{q_i \cdot k_j},"
-    r"\ D = \mathrm{diag}(A\mathbf{1})",
-    plain="Softmax attention is a positive n × n matrix A times the values, each row divided by its sum.",
-    assumptions=("real arithmetic", "A is n × n; written as n × d with products entry by entry it is another thing"),
-    subject=Sum(kernel(i, j) * V[j, c], (j, 1, n)) / Sum(kernel(i, j), (j, 1, n)),
+    formal=_matrix_form,
+    plain="Softmax attention is a positive square matrix times the values, each row divided by its sum.",
+    subject=lambda i, c: Sum(kernel(i, j) * v[j, c], every_key) / Sum(kernel(i, j), every_key),
     sabotage={
-        "divided by the sums of columns": Sum(kernel(i, j) * V[j, c], (j, 1, n)) / Sum(kernel(j, i), (j, 1, n)),
-        "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), (f, 1, d)),
+        "divided by the sums of columns": lambda i, c: (
+            Sum(kernel(i, j) * v[j, c], every_key) / Sum(kernel(j, i), every_key)
+        ),
+        "entry by entry, n × d": lambda i, c: (
+            exp(Q[i, c] * K[i, c]) * v[i, c] / Sum(exp(Q[i, f] * K[i, f]), every_coordinate)
+        ),
     },
     picture=_kernel_picture,
-    falsifier=Falsifier(
-        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
-    ),
 )
-def kernel_form(form: Any) -> Iterator[Evidence]:
-    weight = kernel(i, j) / Sum(kernel(i, j), (j, 1, n))
-    attention = Sum(weight * V[j, c], (j, 1, n))
-    yield identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
-    yield positive(Sum(kernel(i, j), (j, 1, n)), "no row sum is zero")
+def kernel_form(proof: Proof, form: Formula) -> None:
+    parts = proof.statement.parts
+    proof.conclude("positive", proof.every(parts["positive"], proof.sum_positive(kernel(i, j), every_key)))
+    # Softmax's weights are A's entries over their row's sum.
+    proof.conclude("form", proof.every(parts["form"]))
     right, by_entry = _two_readings()
     says = (
         "the derivation that writes A = exp(Q∘K), n × d, with products entry by entry is refuted by q = (0, 1),"
         " k = (0, ln 2), v = (0, 1)"
     )
-    yield rational(right != by_entry, says, attention=right, entry_by_entry=by_entry)
+    proof.shows(rational(right != by_entry, says, attention=right, entry_by_entry=by_entry))
 
 
 def _separable_rows_picture() -> Table:
@@ -175,43 +201,44 @@ def _separable_rows_picture() -> Table:
     return Table("Three queries and keys in the plane", ["", "key 1", "key 2", "key 3", "sum"], rows)
 
 
-@cache
-def _parts(column: Formula) -> list[list[Compiled]]:
-    e = sympy.IndexedBase("e", positive=True)
-    letters, part = _entries(e, 3, 2), column(e).subs({n: 3, d: 2})
-    return [[compiled(part.subs({j: key, f: feature}).doit(), letters) for feature in (1, 2)] for key in (1, 2, 3)]
+e_key, e_query = exp(K[j, f]), exp(q[f])
 
 
-def _distributions(column: Formula, *case: arb) -> arb:
-    share, exponentials = intervals.softmax(case[:2]), [score.exp() for score in case[2:]]
-    row = [intervals.dot(share, [part(exponentials) for part in key]) for key in _parts(column)]
-    return most([abs(total(row) - 1), *(-weight for weight in row)])
+def _separable_weights(column: Formula) -> Statement:
+    weight = Sum(e_query / Sum(e_query, every_coordinate) * column(K), every_coordinate)
+    return Statement(
+        variables={n: KEYS, d: "the number of features", q: "the query", K: "the keys"},
+        given=[n >= 1, d >= 1],
+        then={"positive": each(j, 1, n, weight > 0), "sum": Eq(Sum(weight, every_key), 1)},
+        notes=[TRUE_NUMBERS, "every row sees all keys"],
+        spans={n: range(3, 4), d: range(2, 3), q: (-6, 6, 2), K: (-6, 6, 3, 2)},
+    )
 
 
 @claim(
     "separable-rows",
     expected="proved",
-    statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top:\quad M_{ij} > 0,"
-    r"\ \textstyle\sum_j M_{ij} = 1",
+    formal=_separable_weights,
     plain="The rows of separable attention's weights are distributions over the keys.",
-    assumptions=("real arithmetic", "n keys, d features, any of each", "every row sees all keys"),
-    subject=lambda e: e[j, f] / Sum(e[j, f], (j, 1, n)),
+    subject=lambda keys: exp(keys[j, f]) / Sum(exp(keys[j, f]), every_key),
     sabotage={
-        "keys, too, normalised over their features": lambda e: e[j, f] / Sum(e[j, f], (f, 1, d)),
-        "keys not normalised": lambda e: e[j, f],
+        "keys, too, normalised over their features": lambda keys: (
+            exp(keys[j, f]) / Sum(exp(keys[j, f]), every_coordinate)
+        ),
+        "keys not normalised": lambda keys: exp(keys[j, f]),
     },
     picture=_separable_rows_picture,
-    falsifier=Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
 )
-def separable_rows(column: Formula) -> Iterator[Evidence]:
-    a, e = IndexedBase("a", positive=True), IndexedBase("e", positive=True)
-    rho = a[f] / Sum(a[f], (f, 1, d))
-    kappa = column(e)
-    yield positive(Sum(rho * kappa, (f, 1, d)), "every weight is a sum of products of positive numbers")
-    rows_first, keys_first = Sum(rho * kappa, (f, 1, d), (j, 1, n)), Sum(rho * kappa, (j, 1, n), (f, 1, d))
-    yield identity(rows_first.reorder((f, j)), keys_first, "a row's weights may be summed over the keys first")
-    yield identity(Sum(rho * kappa, (j, 1, n)), rho, "over the keys, each feature's column sums to one")
-    yield identity(Sum(rho, (f, 1, d)), 1, "over the features, so does the row of the query")
+def separable_rows(proof: Proof, column: Formula) -> None:
+    keys, features, parts = proof.given(n >= 1), proof.given(d >= 1), proof.statement.parts
+    share = e_query / Sum(e_query, every_coordinate)
+    by_feature, by_key = proof.sum_positive(e_query, every_coordinate), proof.sum_positive(e_key, every_key)
+    above = proof.have(share * column(K) > 0, by_feature, by_key, keys, features)
+    weight = proof.sum_positive(share * column(K), every_coordinate, above)
+    proof.conclude("positive", proof.every(parts["positive"], weight, features))
+    swapped = proof.sum_swap(share * column(K), every_coordinate, every_key)
+    # Each feature's column sums to one.
+    proof.conclude("sum", swapped, by_feature, features)
 
 
 def _circle(keys: int, stretch: float) -> list[list[arb]]:
@@ -236,57 +263,87 @@ def _weaker_picture() -> Chart:
     return curves(title, "length of the queries", "‖I − weights‖²", stretches, missed, log_x=True)
 
 
-def _copies(bound: Formula, *case: arb) -> arb:
-    """Three queries and keys in the plane."""
-    # softmax_row(Q)·softmax_col(K)ᵀ.
-    by_column = [intervals.softmax(column) for column in zip(*_rows(case[6:], 2), strict=True)]
-    shares = [intervals.softmax(row) for row in _rows(case[:6], 2)]
-    weights = [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
-    return bound(len(weights), 2) - from_identity(weights)
+x, t, b, eps = sequence("x"), real("t"), whole("b"), real("varepsilon")
+nothing_left = (b, 1, n - d)
+column = exp(K[j, f]) / Sum(exp(K[j, f]), every_key)
+separable = Sum(exp(Q[i, f]) / Sum(exp(Q[i, f]), every_coordinate) * column, every_coordinate)
+every_query = (i, 1, n)
+UNIT = each(b, 1, n - d, each(c, 1, n - d, Eq(Sum(x[j, b] * x[j, c], every_key), KroneckerDelta(b, c))))
+UNSEEN = each(b, 1, n - d, each(f, 1, d, Eq(Sum(column * x[j, b], every_key), 0)))
+parabola = exp(t * (2 * i * j - j**2))
+near_softmax = parabola / Sum(parabola, every_key)
+
+
+def off_identity(weight: Any) -> Any:
+    """‖I − M‖², entry by entry."""
+    return Sum(Sum((KroneckerDelta(i, j) - weight) ** 2, every_key), every_query)
+
+
+def _three_keys(*case: arb) -> dict[Any, Any]:
+    """Three queries and keys in the plane, and the one direction that neither feature sees."""
+    rows = [list(case[at : at + 2]) for at in range(0, 12, 2)]
+    one, two = (intervals.softmax(features) for features in zip(*rows[3:], strict=True))
+    unseen = [one[i - 2] * two[i - 1] - one[i - 1] * two[i - 2] for i in range(3)]
+    length = intervals.norm(unseen)
+    return {
+        n: 3,
+        d: 2,
+        Q: rows[:3],
+        K: rows[3:],
+        x: [[number / length] for number in unseen],
+        t: case[12],
+        eps: case[13],
+    }
+
+
+def _cannot_copy(bound: Formula) -> Statement:
+    return Statement(
+        variables={
+            n: "the number of keys, and of queries",
+            d: "the number of features",
+            Q: "the queries",
+            K: "the keys",
+            x: "directions that no feature sees",
+            t: "how far the queries are stretched",
+            eps: "how close softmax attention is to come",
+        },
+        given=[n >= 1, d >= 1, t >= 0, eps > 0, UNIT, UNSEEN],
+        then={
+            "separable": off_identity(separable) >= bound(n, d),
+            "softmax": Implies(t >= log(2 * n**2 / eps), off_identity(near_softmax) <= eps),
+        },
+        terms={"bound": bound(n, d)},
+        notes=[
+            TRUE_NUMBERS,
+            "every row sees all keys: causal weights are triangular and may have full rank",
+            "a linear map from n to d dimensions sends n − d orthonormal vectors to zero",
+            "softmax attention in the plane: keys (2j, −j²), queries t·(i, 1)",
+        ],
+        spans=Spans(
+            numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12) | {"t": (0, 20), "ε": (0.0001, 0.01)},
+            _three_keys,
+            (UNIT, UNSEEN),
+        ),
+    )
 
 
 @claim(
     "separable-weaker",
     expected="proved",
-    statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top \in \mathbb{R}^{n \times n},\ n > d \ge 2"
-    r":\quad \|I - M\|_F^2 \ge n - d,\quad \text{while } \inf_{Q,K} \|I - \mathrm{softmax}(QK^\top)\|_F = 0",
-    plain="Separable attention is less expressive than softmax attention: its matrix has rank at most d, so it cannot"
-    " copy n > d values, which softmax attention does as closely as wanted.",
-    assumptions=(
-        "real arithmetic; every row sees all keys: causal weights are triangular and may have full rank",
-        "less expressive means what it cannot copy; neither family of matrices holds the other",
-        "a linear map from n to d dimensions sends at least n − d orthonormal vectors to zero",
-    ),
+    formal=_cannot_copy,
+    plain="Separable attention is less expressive than softmax attention: the squares of what its matrix misses of the"
+    " identity sum to {bound} at least, so it cannot copy more values than it has features, which softmax attention"
+    " does in the plane as closely as wanted.",
     subject=lambda n, d: n - d,
     sabotage={"a bound of n − d + 1": lambda n, d: n - d + 1, "a bound of n": lambda n, d: n},
     picture=_weaker_picture,
-    falsifier=Falsifier(numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12), _copies),
 )
-def separable_weaker(bound: Formula) -> Iterator[Evidence]:
-    more = Symbol("(n-d)", integer=True, positive=True)
-    size = d + more
-    R, C = MatrixSymbol("R", size, d), MatrixSymbol("C", size, d)
-    X, Y = MatrixSymbol("X", size, more), MatrixSymbol("Y", size, d)
-    kernel = (C.T * X, ZeroMatrix(d, more))
-    missed = ((Identity(size) - R * C.T) * X).expand().doit()
-    says = "n − d orthonormal columns X that softmax_col(K)ᵀ sends to zero are all missed: (I − M)X = X"
-    yield same_product(missed.subs(*kernel), X, says)
-    B = MatrixSymbol("B", size, size)
-    whole = B * (X * X.T + Y * Y.T) * B.T
-    says = "completed to a basis, XXᵀ + YYᵀ = I: ‖B‖² is ‖BX‖² + ‖BY‖², and no less than ‖BX‖²"
-    yield same_product(whole, (B * X) * (B * X).T + (B * Y) * (B * Y).T, says)
-    energy = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
-    yield identity(bound(size, d), energy, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
-    gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
-    behind = (n - 1) * exp(-stretch * gap)
-    says = (
-        "n keys on a circle, queries t times as long: every other key is at least t(1 − cos(2π/n)) behind, so a row's"
-        " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes"
-    )
-    yield identity(sympy.limit(2 * n * behind**2, stretch, oo), 0, says)
+def separable_weaker(proof: Proof, bound: Formula) -> None:
+    _misses(proof)
+    _reaches(proof)
     says = "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6"
     facts = {"keys": 8, "dim": 2, "softmax_misses_at_most": "1e-20", "separable_misses_at_least": 6}
-    yield enclosed(from_identity(_circle(8, 100.0)) < arb(10) ** -20, says, False, **facts)
+    proof.shows(enclosed(from_identity(_circle(8, 100.0)) < arb(10) ** -20, says, False, **facts))
     # Softmax's log-weights, less their row's first, are a product through d dimensions; separable's need not be.
     columns = [[arb(x) / 10 for x in column] for column in ((1, 2, 3, 4), (1, 5, 2, 2))]
     rows = []
@@ -296,12 +353,58 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     says = (
         "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
     )
-    yield enclosed(arb_mat(rows).det() != 0, says)
+    proof.shows(enclosed(arb_mat(rows).det() != 0, says))
 
 
-def gauss(exponent: Any, w: Symbol) -> Any:
-    """The mean of e^exponent over w ~ N(0, 1)."""
-    return sympy.simplify(sympy.integrate(exp(sympy.expand(exponent - w**2 / 2)) / sqrt(2 * sympy.pi), (w, -oo, oo)))
+def _misses(proof: Proof) -> None:
+    """What no feature sees is missed whole by separable attention: I − M keeps it, and M sends it to nothing."""
+    missed, unseen = KroneckerDelta(i, j) - separable, (r, 1, n - d)
+    outer = proof.member(UNSEEN, r)
+    inner = proof.member(put(UNSEEN.args[3], UNSEEN.args[0], r), f)
+    nothing = Sum(column * x[j, r], every_key)
+    within = And(r >= 1, r <= n - d)
+    none = proof.have(Implies(And(within, f >= 1, f <= d), Eq(nothing, 0)), outer, inner, proof.given(UNSEEN))
+    share = exp(Q[i, f]) / Sum(exp(Q[i, f]), every_coordinate)
+    seen = proof.sum_same(share * nothing, 0, every_coordinate, none, when=within)
+    swapped = proof.sum_swap(share * column * x[j, r], every_coordinate, every_key)
+    own = proof.sum_delta(x[j, r], every_key, i)
+    kept = Sum(x[j, r] * missed, every_key)
+    query = And(i >= 1, i <= n)
+    same = proof.have(Implies(And(query, within), Eq(kept**2, x[i, r] ** 2)), seen, swapped, own)
+    squares = proof.sum_same(kept**2, x[i, r] ** 2, unseen, same, when=query)
+    shorter = part_is_shorter(proof, missed, x, UNIT, every_key, unseen)
+    row = Sum(x[i, r] ** 2, unseen), Sum(missed**2, every_key)
+    rows = proof.sum_most(row[0], row[1], every_query, proof.have(Implies(query, row[0] <= row[1]), squares, shorter))
+    across = proof.sum_swap(x[i, r] ** 2, unseen, every_query)
+    ones = proof.sum_same(Sum(x[j, r] ** 2, every_key), 1, unseen, inner_products(proof, UNIT, r, r))
+    proof.conclude("separable", rows, across, ones)
+
+
+def _reaches(proof: Proof) -> None:
+    """Keys on a parabola: the j-th is behind the i-th by t(i − j)², for the i-th query."""
+    some, size, stretched = proof.given(n >= 1), proof.given(eps > 0), proof.given(t >= 0)
+    small, own, same = exp(-t), exp(t * i**2), KroneckerDelta(i, j)
+    level = parabola.args[0]
+    neighbours = proof.next_whole(i, j), proof.next_whole(j, i)
+    behind, itself = proof.exp_monotone(level, t * i**2 - t), proof.exp_monotone(level, t * i**2)
+    most = (small + same * (1 - small)) * own
+    far = proof.have(parabola <= most, *neighbours, behind, itself, stretched, says="whole numbers are one apart")
+    total, query = Sum(parabola, every_key), And(i >= 1, i <= n)
+    once, first = proof.sum_delta(1, every_key, i), proof.sum_delta(parabola, every_key, i)
+    summed = proof.sum_most(parabola, most, every_key, far)
+    share = proof.have(Implies(query, total <= (1 + (n - 1) * small) * own), summed, once)
+    above = proof.sum_positive(parabola, every_key)
+    largest = proof.sum_member(parabola, every_key, b)
+    term = parabola.subs(j, b)
+    square = proof.have(Implies(And(b >= 1, b <= n), term**2 <= term * total), largest)
+    squares = proof.sum_most(term**2, term * total, (b, 1, n), square)
+    off = Sum((same - near_softmax) ** 2, every_key)
+    weight = proof.have(Implies(query, off <= 2 - 2 * own / total), once, first, squares)
+    row = proof.have(Implies(query, off <= 2 * (n - 1) * small), weight, share, above)
+    rows = proof.sum_most(off, 2 * (n - 1) * small, every_query, row)
+    positive = proof.have(2 * n**2 / eps > 0, some, size)
+    wanted = proof.exp_monotone(log(2 * n**2 / eps), t, positive, size)
+    proof.conclude("softmax", rows, wanted, size)
 
 
 def _unbiased_picture() -> Table:
@@ -309,50 +412,110 @@ def _unbiased_picture() -> Table:
     return Table("E f(q)·f(k) / e^{q·k}", ["features m", "wanted", "factor 1/m a side", "factor 1/√m a side"], rows)
 
 
-def _mean(factor: Formula, m: int, *case: arb) -> arb:
-    query, key = case[:2], case[2:]
-    both = [a + b for a, b in zip(query, key, strict=True)]
-    # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
-    one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
-    return abs(m * factor(arb(m)) ** 2 * one / intervals.dot(query, key).exp() - 1)
+w, directions = sequence("w u")
+a, scale = whole("a"), real("c")
+every_feature = (a, 1, m)
+other_query, other_key = sequence("q' k'")
+LAW = "the coordinates of the directions w are independent of each other, each normal of mean zero and variance one"
+
+
+def exponent(draws: Any, x: Any, y: Any, place: Any = a) -> Any:
+    """A feature of x times that of y is e to this."""
+    return (
+        Sum(draws[place, f] * (x(f) + y(f)), every_coordinate)
+        - Sum(x(f) ** 2, every_coordinate) / 2
+        - Sum(y(f) ** 2, every_coordinate) / 2
+    )
+
+
+halves = -Sum(q[f] ** 2, every_coordinate) / 2 - Sum(key[f] ** 2, every_coordinate) / 2
+
+
+def estimate(factor: Any, draws: Any, x: Any, y: Any) -> Any:
+    """The inner product of the features of x and y, each with a factor."""
+    return Sum(factor**2 * exp(exponent(draws, x, y)), every_feature)
+
+
+def vector(of: Any) -> Callable[[Any], Any]:
+    return lambda index: of[index]
+
+
+FEATURES_SPANS = {m: range(1, 3), d: range(1, 2), q: (-1, 1, 1), key: (-1, 1, 1)}
+
+
+def _features(factor: Formula) -> Statement:
+    return Statement(
+        variables={m: "the number of features", d: WIDTH, q: "the query", key: "the key"},
+        given=[m >= 1],
+        then={"mean": Eq(Mean(w, estimate(scale, w, vector(q), vector(key))), exp(Sum(q[f] * key[f], (f, 1, d))))},
+        where={scale: factor(m)},
+        terms={"factor": factor(m)},
+        notes=[TRUE_NUMBERS, LAW],
+        spans=FEATURES_SPANS,
+    )
+
+
+def _corrected_features(factor: Versions) -> Statement:
+    unbiased = _features(factor.amended)
+
+    def estimates(of: Any, place: Any) -> Any:
+        return estimate(of, directions, vector(q), lambda index: K[place, index])
+
+    def share(of: Any) -> Any:
+        return estimates(of, i) / Sum(estimates(of, j), every_key)
+
+    small = Mean(w, estimate(1 / m, w, vector(q), vector(key)))
+    return replace(
+        unbiased,
+        variables=dict(unbiased.variables) | {n: KEYS, K: "keys", directions: "directions, as they were drawn"},
+        then=dict(unbiased.then)
+        | {
+            "small": Eq(small, exp(Sum(q[f] * key[f], (f, 1, d))) / m),
+            "positive": Implies(n >= 1, Sum(estimates(1, j), every_key) > 0),
+            "cancels": each(i, 1, n, Eq(share(1 / m), share(scale))),
+        },
+        terms=dict(unbiased.terms) | {"small": 1 / m, "m": m},
+        spans=FEATURES_SPANS | {n: range(2, 3), K: (-1, 1, 2, 1), directions: (-1, 1, 2, 1)},
+    )
 
 
 @claim(
     "features-unbiased",
     expected="corrected",
-    statement=r"f(x) = \frac1m e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}),\ w \sim N(0, I):\quad "
-    r"E f(q) \cdot f(k) = e^{q \cdot k}",
-    plain="Positive random features with a factor of 1/m have e^(q·k) for the mean of their inner product.",
-    amended=r"f(x) = \frac{1}{\sqrt m} e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}):\quad "
-    r"E f(q) \cdot f(k) = e^{q \cdot k}",
-    amended_plain="The factor is 1/√m on each side. With 1/m the mean is too small by m, which attention does not"
-    " notice: it cancels between a weight and its normaliser.",
-    assumptions=("real arithmetic", "each w_f is N(0, I); they need not be independent of each other"),
+    formal=lambda factor: _features(factor.stated),
+    amendment=_corrected_features,
+    plain="Positive random features, each with a factor of {factor}, have e to the product of query and key for the"
+    " mean of their inner product.",
+    amended_plain="The factor is {factor} on each side. With {small} the mean is too small by a factor of {m}, which"
+    " attention does not notice: it cancels between a weight and its normaliser.",
     subject=Versions(lambda m: 1 / m, lambda m: 1 / sqrt(m)),
     sabotage={
         "1/√m taken for the mistake": Versions(lambda m: 1 / sqrt(m), lambda m: 1 / sqrt(m)),
         "1/m kept in the correction": Versions(lambda m: 1 / m, lambda m: 1 / m),
     },
     picture=_unbiased_picture,
-    falsifier=Falsifier({"m": range(1, 513)} | numbered("q₁ q₂ k₁ k₂", -2, 2), *of_versions(_mean)),
 )
-def features_unbiased(factor: Versions) -> Iterator[Evidence]:
-    half = factor.stated(sympy.Integer(2)) ** 2 * 2
+def features_unbiased(against: Refutation, proof: Proof, factor: Versions) -> None:
     says = "two features, q = k = 0: every entry is the factor itself, so f(q)·f(k) is certain, and is not e^0 = 1"
-    yield counterexample(half != 1, says, "exact fractions", product=str(half))
-    w, z = sympy.symbols("w z", real=True)
-    yield identity(gauss(w * z, w), exp(z**2 / 2), "E e^{wz} = e^{z²/2} for w ~ N(0, 1)", True)
-    squares = dot(q_f, q_f) + dot(k_f, k_f)
-    sum_square = Sum((q_f[f] + k_f[f]) ** 2, (f, 1, d))
-    says = (
-        "coordinates of w are independent, so E e^{w·(q+k)} = e^{‖q+k‖²/2}, and ‖q+k‖² − ‖q‖² − ‖k‖² = 2q·k, in any"
-        " dimension"
-    )
-    yield identity(sum_square / 2 - squares / 2, dot(q_f, k_f), says, True)
-    total = Sum(factor.amended(m) ** 2, (f, 1, m)).doit()
-    yield identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
-    scale, a, b = sympy.symbols("s a b", positive=True)
-    yield identity(scale * a / (scale * b), a / b, "after normalisation any factor cancels", True)
+    against.case({m: 2, d: 1, q: [0], key: [0]}, says)
+    some, one = proof.given(m >= 1), one_feature(proof)
+    drawn = exponent(w, vector(q), vector(key))
+    for part, own in (("mean", factor.amended(m)), ("small", 1 / m)):
+        linear = proof.mean_sum(w, own**2, exponent(w, vector(q), vector(key)), every_feature)
+        same = proof.sum_same(own**2 * Mean(w, exp(drawn)), own**2 * exp(logit), every_feature, one)
+        proof.conclude(part, linear, same, some)
+    share = exp(exponent(directions, vector(q), lambda f: K[j, f]))
+    positive = proof.sum_positive(share, every_feature)
+    proof.conclude("positive", proof.sum_positive(Sum(share, every_feature), every_key, positive, some))
+    # Whatever the directions, every estimate has the same factor.
+    proof.conclude("cancels")
+
+
+def one_feature(proof: Proof) -> Step:
+    """The mean of one feature of q times that of k, each without its factor."""
+    own = exponent(w, vector(q), vector(key))
+    law = proof.mean_exp(w, {a: q[f] + key[f]}, every_coordinate, halves)
+    return proof.have(Eq(Mean(w, exp(own)), exp(Sum(q[f] * key[f], every_coordinate))), law)
 
 
 def _needed_picture() -> Chart:
@@ -373,33 +536,59 @@ def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
     return features * above + 2 * below
 
 
-def _useful(variance: Formula, doublings: int, cut: arb, *both: arb) -> arb:
-    """m is a power of two; the estimate is cut at e to the power of the cut to bound its law."""
-    # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
-    return arb(1) / 2 - far_below(intervals.norm(both), arb(2) ** doublings, cut)
+together = Sum((q[f] + key[f]) ** 2, every_coordinate)
+logit = Sum(q[f] * key[f], every_coordinate)
 
 
-def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
-    m, square = arb(2) ** doublings, intervals.dot(both, both)
-    # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
-    second = (2 * square - square).exp()
-    return abs(variance(square, m) * m - (second - 1)) / second
+def spread(x: Any, y: Any) -> Any:
+    """The variance of an estimate with the right factor, over the square of what it estimates."""
+    drawn = estimate(1 / sqrt(m), w, x, y)
+    return (Mean(w, drawn**2) - Mean(w, drawn) ** 2) * exp(-2 * Sum(x(f) * y(f), every_coordinate))
+
+
+ENOUGH = (m >= 1, eps > 0)
+COUNTED = {m: "the number of features", d: WIDTH, q: "a query", key: "a key", eps: "an error, relative"}
+ERROR = "the error of an estimate is the root of its mean square, over what is estimated"
+
+
+def _always_useful(_: Formula) -> Statement:
+    one, other = spread(vector(q), vector(key)), spread(vector(other_query), vector(other_key))
+    return Statement(
+        variables=COUNTED | {other_query: "another query", other_key: "another key"},
+        given=ENOUGH,
+        then={"also": Implies(one <= eps**2, other <= eps**2)},
+        notes=[TRUE_NUMBERS, LAW, ERROR],
+    )
+
+
+def _law_of_variance(variance: Formula) -> Statement:
+    relative = spread(vector(q), vector(key))
+    needed = (exp(together) - 1) / eps**2
+    return Statement(
+        variables=COUNTED,
+        given=ENOUGH,
+        then={
+            "law": Eq(relative, variance(together, m)),
+            "needed": Equivalent(relative <= eps**2, m >= needed),
+        },
+        terms={"variance": variance(together, m), "needed": needed, "error": eps},
+        notes=[TRUE_NUMBERS, LAW, ERROR],
+        # Also those of the statement that is corrected.
+        spans={m: range(1, 3), d: range(1, 2), eps: (0.1, 2)}
+        | dict.fromkeys((q, key, other_query, other_key), (-1, 1, 1)),
+    )
 
 
 @claim(
     "features-variance",
     expected="corrected",
-    statement=r"\text{more random features always mean a useful approximation of } e^{q \cdot k}",
-    plain="With enough random features the approximation is always useful.",
-    amended=r"\frac{\mathrm{Var}\, f(q) \cdot f(k)}{e^{2 q \cdot k}} = \frac{e^{\|q+k\|^2} - 1}{m},"
-    r"\quad \text{so a relative error of } \varepsilon \text{ takes } m = \frac{e^{\|q+k\|^2} - 1}{\varepsilon^2}",
-    amended_plain="The variance falls as 1/m, from a height of e^(‖q+k‖²): q and k say how many features an error"
-    " takes, and at the norms of trained language models it is more than anyone has.",
-    assumptions=(
-        "real arithmetic",
-        "independent directions w ~ N(0, I)",
-        "useful: likely to be at least half of the truth, with 2^24 features; an error is relative, root mean square",
-    ),
+    formal=_always_useful,
+    amendment=_law_of_variance,
+    plain="Random features that are enough for one query and key are enough for every other: with enough of them the"
+    " approximation is always useful.",
+    amended_plain="The variance over the square of the mean is {variance}: it falls as one over the number of features,"
+    " from a height that grows with the length of query and key together. An error of {error} takes {needed} features,"
+    " so that the query and the key say how many.",
     subject=lambda square, m: (exp(square) - 1) / m,
     sabotage={
         "as if the square of the mean were nothing": lambda square, m: exp(square) / m,
@@ -407,13 +596,33 @@ def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
         "a variance that falls as 1/m²": lambda square, m: (exp(square) - 1) / m**2,
     },
     picture=_needed_picture,
-    falsifier=Falsifier({"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7), _useful, _spread),
+    needs=("features-unbiased",),
 )
-def features_variance(variance: Formula) -> Iterator[Evidence]:
-    w, z = sympy.symbols("w z", real=True)
-    density = exp(-(w**2) / 2)
-    says = "weighed by a feature, w ~ N(0, 1) becomes N(z, 1)"
-    yield identity(exp(w * z - z**2 / 2) * density, density.subs(w, w - z), says)
+def features_variance(against: Refutation, proof: Proof, variance: Formula) -> None:
+    case = {m: 1, d: 1, q: [0], key: [0], other_query: [1], other_key: [1], eps: Fraction(1, 10)}
+    against.case(case, "one feature is certain for q = k = 0, and off by e^4 − 1 in the square for q = k = 1")
+    some, size = proof.given(m >= 1), proof.given(eps > 0)
+    own = {name: name for name in (m, d, n)} | {name: vector(name) for name in (q, key)}
+    own |= {name: lambda i, f, name=name: name[i, f] for name in (K, directions)}
+    mean = proof.known(features_unbiased, "mean", own)
+    # The square of a sum of features is a sum over pairs, whose exponents are normal, too.
+    pairs = every_feature, (b, 1, m)
+    both = exponent(w, vector(q), vector(key)) + exponent(w, vector(q), vector(key), b)
+    linear = proof.mean_sum(w, 1 / m**2, both, *pairs)
+    law = proof.mean_exp(w, {a: q[f] + key[f], b: q[f] + key[f]}, every_coordinate, 2 * halves)
+    same = KroneckerDelta(a, b)
+    ends = [proof.exp_monotone(*pair) for pair in ((same * t, t), (t, same * t), (same * t, 0), (0, same * t))]
+    either = proof.at(proof.have(Eq(exp(same * t), 1 + same * (exp(t) - 1)), *ends), {t: together})
+    by_pair = exp(2 * logit) * (1 + same * (exp(together) - 1)) / m**2
+    says = "a pair has the mean of a square if it is one feature twice, and the square of a mean if it is two"
+    of_pair = Mean(w, exp(both)) / m**2
+    pair = proof.have(Eq(of_pair, by_pair), law, either, says=says)
+    inner = proof.sum_same(of_pair, by_pair, every_feature, pair)
+    summed = proof.sum_same(Sum(of_pair, every_feature), Sum(by_pair, every_feature), (b, 1, m), inner)
+    once = proof.sum_delta(1, every_feature, b)
+    all_once = proof.sum_same(Sum(same, every_feature), 1, (b, 1, m), once)
+    found = proof.conclude("law", mean, linear, summed, all_once, some)
+    proof.conclude("needed", found, some, size)
     features = 2**24
     with intervals.precision(128):
         chance = far_below(8, features, 16)
@@ -421,29 +630,19 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
         "‖q + k‖ = 8, as of a query and a key of length 4 and logit 16: with 2^24 features the estimate is below half"
         " of the truth with probability at least 0.93"
     )
-    facts = {"features": features, "chance_of_half_at_most": intervals.upper(chance)}
-    yield counterexample(bool(chance < arb("0.07")), says, "balls: the normal distribution's own law", **facts)
-    coordinate = q_f[f] + k_f[f]
-    says = "relative to e^{q·k} one feature is e^{w·z − ‖z‖²/2} with z = q + k, in any dimension"
-    yield identity(Sum(coordinate**2, (f, 1, d)) / 2, dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2, says, True)
-    once, twice = (gauss(times * (w * z - z**2 / 2), w) for times in (1, 2))
-    yield identity(once, 1, "its mean is one", True)
-    yield identity(twice, exp(z**2), "its mean square is e^{z²} in each coordinate, so e^{‖z‖²} in all", True)
-    square, error = sympy.symbols("r epsilon", positive=True)
-    single = twice.subs(z, sqrt(square)) - once**2
-    spread = sympy.simplify(Sum(single / m**2, (f, 1, m)).doit())
-    yield identity(variance(square, m), spread, "the mean of m independent features has 1/m of its variance", True)
-    enough = single / error**2
-    yield identity(variance(square, enough), error**2, "so m = (e^{‖q+k‖²} − 1)/ε² gives ε", True)
+    at_most = intervals.upper(chance)
+    proof.shows(enclosed(bool(chance < arb("0.07")), says, features=features, chance_of_half_at_most=at_most))
     # The library's own count of features follows this law; what it adds is a confidence for every row at once.
-    q, keys = torch.randn(2, 1, 1, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+    queries, keys = torch.randn(
+        2, 1, 1, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).unbind()
     # Norms about √64 times the factor, and a scale of 1/√64.
-    quiet, loud = (avow.features_needed(factor * q, factor * keys, tol=0.1) for factor in (0.2, 2.0))
-    law = (intervals.ball(quiet.radius) ** 2).exp() - 1
-    follows = bool(abs(intervals.ball(quiet.variance) - law) < law / 10**9)
+    quiet, loud = (avow.features_needed(factor * queries, factor * keys, tol=0.1) for factor in (0.2, 2.0))
+    expected = (intervals.ball(quiet.radius) ** 2).exp() - 1
+    follows = bool(abs(intervals.ball(quiet.variance) - expected) < expected / 10**9)
     says = (
         "avow.features_needed says from q and k what an error of 0.1 takes in every row: so many for small norms, and"
         " that no feasible number suffices for larger ones; its variance of one feature is this law's, to 1e-9"
     )
     holds = follows and math.isfinite(quiet.features) and math.isinf(loud.features)
-    yield enclosed(holds, says, True, small=str(quiet), large=str(loud))
+    proof.shows(enclosed(holds, says, small=str(quiet), large=str(loud)))

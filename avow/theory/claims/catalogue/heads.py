@@ -20,8 +20,9 @@ from sympy import Matrix, Rational, Symbol
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, most, normal_cdf
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on
+from avow.theory.claims.claim import Falsifier, Formula, claims_on
 from avow.theory.claims.elementary import exp, log
+from avow.theory.claims.evidence import Evidence
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector

@@ -17,7 +17,8 @@ from sympy import Matrix, Rational, Symbol, exp
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import dot, most, norm, softmax
-from avow.theory.claims.claim import Evidence, Falsifier, Unproved, claims_on, numbered
+from avow.theory.claims.claim import Falsifier, claims_on, numbered
+from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
 from avow.theory.constructions.routers import route_by_weights as library_router
 

@@ -2,28 +2,38 @@ r"""What linear time costs: factors of the matrix, separable attention, random f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
 import torch
-from flint import arb, arb_mat
-from sympy import MatrixSymbol
+from sympy import Eq, Sum, exp
 from torch import Tensor
 
-from avow.calibration import random_problem
-from avow.core import Problem, Sizes
 from avow.core.chart import Chart, Function, Table
-from avow.numerics.intervals import dot, grid, softmax
 from avow.theory.claims import counting
 from avow.theory.claims.catalogue import costs
-from avow.theory.claims.catalogue.costs import FIXED, GENEROUS, PRODUCTS, Program, between, library, over_lengths
-from avow.theory.claims.claim import Evidence, Falsifier, claims_on
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, nonnegative, rational, same_product
+from avow.theory.claims.catalogue.costs import (
+    GENEROUS,
+    HELD,
+    PRODUCTS,
+    Program,
+    between,
+    library,
+    of_library,
+    over_lengths,
+)
+from avow.theory.claims.claim import claims_on
+from avow.theory.claims.counting import Loop, counts
+from avow.theory.claims.formal import Spans, Statement, real, sequence, whole
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import rational
 
 claim = claims_on("costs")
-n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
+n, d, k, m, more, inputs, blocks = whole("n d k m m' ell L")
+_UP_TO = range(1, 49)
 
 
 def by_factors(u: Any, s: Any, w: Any, v: Any) -> Any:
@@ -34,7 +44,7 @@ def put_together(u: Any, s: Any, w: Any, v: Any) -> Any:
     return (u @ s @ w.T) @ v
 
 
-def _factor_inputs(length: int, rank: int, width: int) -> Sequence[Tensor]:
+def _factor_inputs(length: Any, rank: Any, width: Any) -> Sequence[Tensor]:
     return counting.ones((length, rank), (rank, rank), (length, rank), (length, width))
 
 
@@ -58,76 +68,102 @@ def _low_rank_picture() -> Table:
     return Table("P = 1/4 everywhere, values 1, 2, 3, 4", ["product", "operations", "gives", "which is"], rows)
 
 
-def _by_factors(product: Program, length: int, rank: int, width: int) -> arb:
-    """Run and counted, k being n where it is larger."""
-    rank = min(rank, length)
-    inputs = _factor_inputs(length, rank, width)
-    # Ones add up to whole numbers that float32 holds: what differs, differs.
-    wrong = not torch.equal(product(*inputs), put_together(*inputs))
-    return between(counting.flops(lambda: product(*inputs)), length * rank * width, 0, 6).max(arb(wrong))
+class Entries(NamedTuple):
+    """A matrix by its entries, of a number of columns, to be multiplied as tensors are."""
+
+    at: Callable[[Any, Any], Any]
+    rows: Any
+    columns: Any
+
+    def __matmul__(self, other: Entries) -> Entries:
+        """The product: one more sum."""
+        x = sympy.Dummy("x", integer=True)
+        return Entries(lambda i, j: Sum(self.at(i, x) * other.at(x, j), (x, 1, self.columns)), self.rows, other.columns)
+
+    @property
+    def T(self) -> Entries:
+        """The matrix turned."""
+        return Entries(lambda i, j: self.at(j, i), self.columns, self.rows)
 
 
-_SIZES = range(1, 49)
+row, column, i, j, x = whole("i c a b j")
+_FACTORS = sequence("U S W V")
+
+
+def _entry(factor: Any, i: Any, j: Any) -> Any:
+    return factor[i, j]
+
+
+def _answer(product: Program) -> Any:
+    """An entry of what a product of the factors gives."""
+    sizes = [(n, k), (k, k), (n, k), (n, d)]
+    entries = [Entries(partial(_entry, factor), *shape) for factor, shape in zip(_FACTORS, sizes, strict=True)]
+    return product(*entries).at(row, column)
+
+
+def _some_factors(length: int, rank: int, width: int, which: int, *_: int) -> dict[Any, Any]:
+    """Factors of small numbers, and an entry of the answer."""
+    sizes = [(length, rank), (rank, rank), (length, rank), (length, width)]
+    factors = [
+        [[(17 * i + 5 * j + 3 * place + which) % 7 - 3 for j in range(columns)] for i in range(rows)]
+        for place, (rows, columns) in enumerate(sizes)
+    ]
+    at = {row: 1 + which % length, column: 1 + which % min(width, rank)}
+    return {n: length, k: rank, d: width, **at, **dict(zip(_FACTORS, factors, strict=True))}
+
+
+def _low_rank(product: Program) -> Statement:
+    time, _ = counts(product, _factor_inputs)
+    return Statement(
+        variables={
+            n: "the number of keys",
+            k: "the rank",
+            d: "the width of the values",
+            **dict(zip(_FACTORS, ("the left factor", "the middle one", "the right one", "the values"), strict=True)),
+            row: "a row of the answer",
+            column: "a column of it",
+        },
+        given=[k >= 1, d >= 1, k <= n],
+        then={"time": time(n, k, d) <= 6 * n * k * d, "same": Eq(_answer(product), _answer(put_together))},
+        terms={"time": 6 * n * k * d},
+        notes=[
+            PRODUCTS,
+            "the decomposition is given; a softmax matrix is almost always of full rank",
+            "W is not the value matrix, whatever letter it is given: nothing cancels",
+        ],
+        spans=Spans({**dict.fromkeys("nkd", range(1, 4)), "which": range(7)}, _some_factors),
+    )
 
 
 @claim(
     "low-rank-cost",
     expected="proved",
-    statement=r"P = \mathrm{softmax}(QK^\top) = U \Sigma W^\top,\ \Sigma \in \mathbb{R}^{k \times k}"
-    r"\;\Rightarrow\; PV \text{ costs } O(nkd)",
-    plain="If the softmax matrix has rank k and its singular value decomposition is known, multiplying it by the values"
-    " takes in the order of nkd operations.",
-    assumptions=(
-        "the decomposition is given: P is almost always of full rank, and finding it costs more than attention",
-        "W is not the value matrix, whatever letter it is given: nothing cancels",
-        "k ≤ n",
-        FIXED,
-    ),
+    formal=_low_rank,
+    plain="If the softmax matrix has a singular value decomposition with as many terms as its rank, and it is known,"
+    " multiplying the values by it, factor by factor, gives the same and takes {time} operations at most.",
     subject=by_factors,
     sabotage={"the matrix put together first": put_together, "W taken for the values, so that WᵀV = I": confused},
     picture=_low_rank_picture,
-    falsifier=Falsifier(dict.fromkeys("nkd", _SIZES), _by_factors),
 )
-def low_rank_cost(product: Program) -> Iterator[Evidence]:
-    U, S, W, V = MatrixSymbol("U", n, k), MatrixSymbol("S", k, k), MatrixSymbol("W", n, k), MatrixSymbol("V", n, d)
-    yield same_product(product(U, S, W, V), (U * S * W.T) * V, "products may be taken in any order, at any size")
-    says = "the product by its factors"
-    time = yield from counting.operations(product, _factor_inputs, [n, k, d], (7, 5, 6), says, False)
-    more = sympy.Symbol("(n-k)", integer=True, nonnegative=True)
-    yield counting.at_most(time, n * k * d, "time, for k ≤ n", given={n: k + more})
-    right, wrong = product(*_uniform()), confused(*_uniform())
-    says = (
-        "the usual argument, that WᵀV cancels, takes W for the values: with P = 1/4 everywhere it gives something else"
+def low_rank_cost(proof: Proof, product: Program) -> None:
+    given = [proof.given(one) for one in (k >= 1, d >= 1, k <= n)]
+    time, _ = counts(product, _factor_inputs)
+    proof.conclude("time", proof.counted(time(n, k, d)), *given)
+    left, middle, right, values = _FACTORS
+    term = left[row, i] * middle[i, j] * right[x, j] * values[x, column]
+    by_rank, by_middle, by_key = (i, 1, k), (j, 1, k), (x, 1, n)
+    inner = proof.sum_swap(term, by_key, by_middle)
+    outer = proof.sum_swap(term, by_middle, by_rank)
+    proof.conclude(
+        "same",
+        proof.sum_same(Sum(Sum(term, by_key), by_middle), Sum(Sum(term, by_middle), by_key), by_rank, inner),
+        proof.sum_swap(Sum(term, by_middle), by_key, by_rank),
+        proof.sum_same(Sum(Sum(term, by_middle), by_rank), Sum(Sum(term, by_rank), by_middle), by_key, outer),
+        says="sums in any order: products may be taken in any",
     )
-    facts = {"right": list(right), "confused": list(wrong)}
-    yield rational(right == put_together(*_uniform()) and right != wrong, says, False, **facts)
-    yield from _full_rank()
-    j, more = sympy.Symbol("j", integer=True, positive=True), sympy.Symbol("(n-3d/2)", nonnegative=True)
-    work = sympy.summation(8 * j**2, (j, 1, n))
-    says = (
-        "n reflections from either side, 8j² operations on what is left at size j, bring P to two diagonals: from"
-        " n = 3d/2 on this first half of its decomposition costs more than attention, 4n²d"
-    )
-    yield nonnegative(sympy.expand((work - 4 * n**2 * d).subs(n, 3 * d / 2 + more)), says)
-
-
-def _full_rank() -> Iterator[Evidence]:
-    for size in (2, 3, 4):
-        x = sympy.symbols(f"x1:{size + 1}")
-        powers = sympy.Matrix([[base ** (j + 1) for j in range(size)] for base in x])
-        product = sympy.prod(x) * sympy.prod([x[j] - x[i] for j in range(size) for i in range(j)])
-        yield identity(powers.det(), product, f"Vandermonde's determinant, {size} × {size}")
-    determinants = [sympy.Matrix(size, size, lambda i, j: 2 ** ((i + 1) * (j + 1))).det() for size in range(1, 8)]
-    says = (
-        "q_i = i·ln 2 and k_j = j give exp(q_i·k_j) = (2^i)^j, whose determinant is no zero by Vandermonde, for any n"
-        " and from d = 1 on; a real-analytic function that is not zero is zero almost nowhere, so P has full rank n for"
-        " almost all Q and K"
-    )
-    yield rational(all(determinant != 0 for determinant in determinants), says, determinants=determinants)
-    problem = random_problem(Sizes(1, 1, 1, 12, 12, 2, 2, torch.float64))
-    q, keys = (grid(x[0, 0]).tolist() for x in (problem.q, problem.k))
-    says = "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero"
-    yield enclosed(arb_mat([softmax([dot(row, key) for key in keys]) for row in q]).det() != 0, says)
+    good, wrong = product(*_uniform()), confused(*_uniform())
+    says = "that WᵀV cancels takes W for the values: with P = 1/4 everywhere it gives something else"
+    proof.shows(rational(good == put_together(*_uniform()) and good != wrong, says, right=list(good)))
 
 
 def separable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -136,7 +172,7 @@ def separable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return rows @ (columns.T @ v)
 
 
-def _attention_inputs(length: int, width: int) -> Sequence[Tensor]:
+def _attention_inputs(length: Any, width: Any) -> Sequence[Tensor]:
     return counting.ones(*[(length, width)] * 3)
 
 
@@ -145,46 +181,36 @@ def _separable_picture() -> Chart:
     return over_lengths(methods, "Operations of one head of width 64")
 
 
-def _separable(program: Program, length: int, width: int) -> arb:
-    """Run and counted."""
-    inputs = _attention_inputs(length, width)
-    time = between(counting.flops(lambda: program(*inputs)), length * width**2, 4, 4)
-    # It holds at most 3nd + d².
-    return time.max(between(counting.most_held(program, *inputs), length * width + width**2, 1, 3))
+def _separable(program: Program) -> Statement:
+    time, space = counts(program, _attention_inputs)
+    return Statement(
+        variables={n: "the number of keys", d: "their width, and that of the values"},
+        given=[n >= 1, d >= 1],
+        then={"time": Eq(time(n, d), 4 * n * d**2), "space": between(space(n, d), n * d + d**2, 1, 3)},
+        terms={"time": 4 * n * d**2, "space": n * d + d**2},
+        notes=[PRODUCTS, HELD, "no mask that differs by row"],
+        spans=dict.fromkeys((n, d), _UP_TO),
+    )
 
 
 @claim(
     "separable-cost",
     expected="proved",
-    statement=r"\mathrm{softmax}_{row}(Q)\,\big(\mathrm{softmax}_{col}(K)^\top V\big)\ \text{costs time } \Theta(nd^2)"
-    r"\text{ and space } \Theta(nd + d^2)",
-    plain="Separable attention takes time in the order of nd² and extra space in the order of nd + d².",
-    assumptions=("values as wide as queries and keys, d", "no mask that differs by row", PRODUCTS, FIXED),
+    formal=_separable,
+    plain="Separable attention takes {time} operations and extra space in the order of {space}.",
     subject=separable,
     sabotage={"the n × n matrix written out": lambda q, k, v: (torch.softmax(q, -1) @ torch.softmax(k, -2).T) @ v},
     picture=_separable_picture,
-    falsifier=Falsifier(dict.fromkeys("nd", _SIZES), _separable),
 )
-def separable_cost(program: Program) -> Iterator[Evidence]:
-    says, inputs = "the definition, right to left", _attention_inputs
-    time = yield from counting.operations(program, inputs, [n, d], (50, 7), says, False)
-    yield from counting.theta(time, n * d**2, "time")
-    space, steps = yield from counting.memory(program, inputs, [n, d])
-    yield from counting.theta(space, n * d + d**2, f"space, between 1/{steps} of this count and all of it")
-    method = library("separable")
-    says = "the library's method, its cost model equal to PyTorch's counter each time"
-    own = yield from counting.counted(partial(counting.of_library, method), [n, d], [(130, 5), (1100, 2)], says)
-    yield from counting.theta(own, n * d**2, "time of the library's method")
-
-    def compute(*tensors: Tensor) -> object:
-        return method.compute(Problem.of(*tensors))
-
-    held = {length: counting.most_held(compute, *inputs(length, 16)) for length in (1024, 2048, 4096)}
-    says = "measured on the library's method: twice the keys hold at most twice the numbers"
-    yield rational(held[2048] <= 2 * held[1024] and held[4096] <= 2 * held[2048], says, held=held)
+def separable_cost(proof: Proof, program: Program) -> None:
+    some, wide = proof.given(n >= 1), proof.given(d >= 1)
+    time, space = (count(n, d) for count in counts(program, _attention_inputs))
+    proof.conclude("time", proof.counted(time), some, wide)
+    proof.conclude("space", proof.counted(space), some, wide)
+    proof.shows(of_library(lambda: library("separable"), 4 * n * d**2, (n, d), [(9, 4), (130, 5), (1100, 2)]))
 
 
-def _features_inputs(length: int, features: int, width: int) -> Sequence[Tensor]:
+def _features_inputs(length: Any, features: Any, width: Any) -> Sequence[Tensor]:
     return counting.ones(*[(length, width)] * 3, (features, width))
 
 
@@ -207,46 +233,95 @@ def _features_picture() -> Chart:
     return over_lengths(methods, "Operations of one head of width 64")
 
 
-def _features(program: Program, length: int, features: int, width: int) -> arb:
-    """Run and counted."""
-    inputs = _features_inputs(length, features, width)
-    time = between(counting.flops(lambda: program(*inputs)), length * features * width, 8, 10)
-    order = length * features + features * width + length * width
-    # It holds at most 3nm, or md + 2nd + 2nm + m + n.
-    return time.max(between(counting.most_held(program, *inputs), order, 1, 3))
+def _features(program: Program) -> Statement:
+    time, space = counts(program, _features_inputs)
+    orders = n * m * d, n * m + m * d + n * d
+    return Statement(
+        variables={n: "the number of keys", m: "the number of features", d: "the width"},
+        given=[n >= 1, m >= 1, d >= 1],
+        then={"time": between(time(n, m, d), orders[0], 8, 10), "space": between(space(n, m, d), orders[1], 1, 3)},
+        terms={"space": orders[1], "least": 8 * orders[0], "most": 10 * orders[0]},
+        notes=[
+            "a feature map is an m × d product and a function of each entry; other maps may cost more",
+            "the features of all rows are written out; by tiles nm becomes a constant times m",
+            PRODUCTS,
+            HELD,
+        ],
+        spans=dict.fromkeys((n, m, d), _UP_TO),
+    )
 
 
 @claim(
     "features-cost",
     expected="proved",
-    statement=r"e^{q \cdot k} \approx f(q) \cdot f(k),\ f: \mathbb{R}^d \to \mathbb{R}^m \;\Rightarrow\;"
-    r"\text{time } \Theta(nmd),\ \text{space } \Theta(nm + md + nd)",
-    plain="With a feature map into m dimensions, attention takes time in the order of nmd and extra space in the order"
-    " of nm + md + nd.",
-    assumptions=(
-        "f(x) is an m × d product and a function of each entry; other maps may cost more",
-        "the features of all rows are written out; by tiles nm becomes a constant times m",
-        PRODUCTS,
-        FIXED,
-    ),
+    formal=_features,
+    plain="With a feature map, attention takes between {least} and {most} operations, and extra space in the order of"
+    " {space}.",
     subject=by_features,
     sabotage={"features multiplied pair by pair": by_features_pairwise},
     picture=_features_picture,
-    falsifier=Falsifier(dict.fromkeys("nmd", _SIZES), _features),
 )
-def features_cost(program: Program) -> Iterator[Evidence]:
-    says, inputs = "features, then sums", _features_inputs
-    time = yield from counting.operations(program, inputs, [n, m, d], (9, 7, 8), says, False)
-    yield from counting.theta(time, n * m * d, "time")
-    space, steps = yield from counting.memory(program, inputs, [n, m, d])
-    yield from counting.theta(space, n * m + m * d + n * d, f"space, between 1/{steps} of this count and all of it")
+def features_cost(proof: Proof, program: Program) -> None:
+    given = [proof.given(one) for one in (n >= 1, m >= 1, d >= 1)]
+    time, space = (count(n, m, d) for count in counts(program, _features_inputs))
+    proof.conclude("time", proof.counted(time), *given)
+    proof.conclude("space", proof.counted(space), *given)
 
-    def of_library(length: int, features: int, width: int) -> int:
-        return counting.of_library(library("random_features", features=features), length, width)
 
-    says = "the library's method, its cost model equal to PyTorch's counter each time"
-    own = yield from counting.counted(of_library, [n, m, d], [(130, 7, 5), (1100, 6, 2)], says)
-    yield from counting.theta(own, n * m * d, "time of the library's method")
+size = real("s")
+
+
+class Trade(NamedTuple):
+    """A program of features, and the variance of what it computes, relative to the square of its mean."""
+
+    program: Program = by_features
+    variance: Program = lambda m: (exp(size) - 1) / m
+
+
+def _trade(trade: Trade) -> Statement:
+    time, _ = counts(trade.program, _features_inputs)
+    return Statement(
+        variables={
+            n: "the number of keys",
+            m: "a number of features",
+            more: "a larger one",
+            d: "the width",
+            size: "the squared length of query and key together",
+        },
+        given=[n >= 1, m >= 1, d >= 1, m < more, size > 0],
+        then={
+            "error": trade.variance(more) < trade.variance(m),
+            "cost": Eq(m * time(n, more, d), more * time(n, m, d)),
+        },
+        terms={"error": trade.variance(m)},
+        notes=[PRODUCTS, "that this is the variance of positive features: claim features-variance"],
+        spans={**dict.fromkeys((n, d), _UP_TO), m: range(1, 25), more: range(25, 49), size: (0.01, 4)},
+    )
+
+
+@claim(
+    "features-trade",
+    expected="proved",
+    formal=_trade,
+    plain="With more features the error is smaller, as the variance relative to the squared mean is {error}, and the"
+    " cost is in proportion to their number.",
+    subject=Trade(),
+    sabotage={
+        "features of which every one meets every other": Trade(
+            program=lambda q, k, v, w: by_features(q, k, v, (w @ w.T) @ w)
+        ),
+        "an error that grows with them": Trade(variance=lambda m: (exp(size) - 1) * m),
+    },
+    picture=_features_picture,
+    needs=("features-variance",),
+)
+def features_trade(proof: Proof, trade: Trade) -> None:
+    some, own, wide, larger, apart = map(proof.given, (n >= 1, m >= 1, d >= 1, m < more, size > 0))
+    rise = proof.exp_tangent(size)
+    proof.conclude("error", rise, own, larger, apart)
+    time, _ = counts(trade.program, _features_inputs)
+    few, many = proof.counted(time(n, m, d)), proof.counted(time(n, more, d))
+    proof.conclude("cost", few, many, some, own, wide, larger)
 
 
 def attended(queries: Tensor, keys: Tensor) -> Tensor:
@@ -259,13 +334,12 @@ class Perceiver(NamedTuple):
     cross: Program = attended
     block: Program = lambda latents, inputs: attended(latents, latents)
 
-    def of(self, length: int, latents: int, width: int, blocks: int) -> Tensor:
-        """All of it, on inputs and latents of these sizes."""
-        inputs, state = counting.ones((length, width), (latents, width))
-        state = self.cross(state, inputs)
-        for _ in range(blocks):
-            state = self.block(state, inputs)
-        return state
+    def whole(self) -> Loop:
+        """All of it, a block a round."""
+        return Loop(
+            lambda state, latents, inputs: ((self.block(state[0], inputs),), ()),
+            first=lambda latents, inputs: (self.cross(latents, inputs),),
+        )
 
 
 def _perceiver_picture() -> Chart:
@@ -277,74 +351,79 @@ def _perceiver_picture() -> Chart:
     return over_lengths(costs, "Six blocks of width 64")
 
 
-def _counts(perceiver: Perceiver, length: int, latents: int, width: int) -> Iterator[int]:
-    """The operations of cross-attention and of a latent block."""
-    inputs, state = counting.ones((length, width), (latents, width))
-    return (counting.flops(partial(part, state, inputs)) for part in perceiver)
+def _perceiver_inputs(length: Any, latents: Any, width: Any) -> Sequence[Tensor]:
+    return counting.ones((latents, width), (length, width))
 
 
-def _as_sloppy(perceiver: Perceiver, length: int, latents: int, width: int) -> arb:
-    """Run and counted; as stated, 16 times its order is allowed."""
-    cross, block = _counts(perceiver, length, latents, width)
-    return between(cross, latents * width, 0, GENEROUS).max(between(block, latents**2, 0, GENEROUS))
+def _no_inputs(*sizes: Any) -> Sequence[Tensor]:
+    return []
 
 
-def _perceiver(perceiver: Perceiver, length: int, latents: int, width: int) -> arb:
-    cross, block = _counts(perceiver, length, latents, width)
-    return between(cross, length * latents * width, 4, 4).max(between(block, latents**2 * width, 4, 4))
+def _times(perceiver: Perceiver) -> list[Any]:
+    """The operations of reading the inputs, of a block, and of the whole."""
+    cross, _ = counts(perceiver.cross, _perceiver_inputs, name="cross")
+    block, _ = counts(perceiver.block, _perceiver_inputs, name="block")
+    return [cross(inputs, m, d), block(inputs, m, d)]
+
+
+_PERCEIVER = {inputs: "the number of inputs", m: "the number of latents", d: "their width", blocks: "the blocks"}
+_SOME = [inputs >= 1, m >= 1, d >= 1]
+_SPANS = dict.fromkeys((inputs, m, d), _UP_TO) | {blocks: range(1, 6)}
+
+
+def _as_sloppy(perceiver: Perceiver) -> Statement:
+    cross, block = _times(perceiver)
+    return Statement(
+        variables={name: words for name, words in _PERCEIVER.items() if name != blocks},
+        given=_SOME,
+        then={"cross": cross <= GENEROUS * d * m, "block": block <= GENEROUS * m**2},
+        terms={"cross": GENEROUS * d * m, "block": GENEROUS * m**2},
+        notes=[PRODUCTS],
+        spans=_SPANS,
+    )
+
+
+def _whole(perceiver: Perceiver) -> Statement:
+    cross, block = _times(perceiver)
+    time, _ = counts(_LOOPS(perceiver), _perceiver_inputs, _no_inputs, name="perceiver")
+    return Statement(
+        variables=_PERCEIVER,
+        given=[*_SOME, blocks >= 1],
+        then={
+            "cross": Eq(cross, 4 * inputs * m * d),
+            "block": Eq(block, 4 * m**2 * d),
+            "whole": Eq(time(inputs, m, d, blocks), 4 * inputs * m * d + 4 * blocks * m**2 * d),
+        },
+        terms={"cross": 4 * inputs * m * d, "block": 4 * m**2 * d},
+        notes=["the products of attention itself; projections of width d add Θ(d²(ℓ + m + Lm))"],
+        spans=_SPANS,
+    )
+
+
+# One loop for each, so that its counts are the same functions wherever they stand.
+_LOOPS = functools.cache(Perceiver.whole)
 
 
 @claim(
     "perceiver-cost",
     expected="corrected",
-    statement=r"\text{cross-attention } O(dm),\ \text{a latent block } O(m^2),\ \text{in all } O(dm + Lm^2)",
-    plain="A Perceiver with m latents of width d costs in the order of dm to read its inputs, m² for each of L blocks.",
-    amended=r"\text{cross-attention } \Theta(\ell md),\ \text{a latent block } \Theta(m^2d),\ \text{in all }"
-    r"\Theta(\ell md + Lm^2d)",
-    amended_plain="Every latent reads every one of the ℓ inputs, d numbers each: ℓmd; and each block m²d.",
-    assumptions=(
-        "the products of attention itself, inputs and latents of width d",
-        "projections to queries, keys and values of width d add Θ(d²(ℓ + m + Lm))",
-        FIXED,
-    ),
+    formal=_as_sloppy,
+    plain="A Perceiver takes up to {cross} operations to read its inputs, and up to {block} for each block.",
+    amendment=_whole,
+    amended_plain="Every latent reads every one of the inputs: {cross}; and each block takes {block}.",
     subject=Perceiver(),
     sabotage={
         "latents that read one input only": Perceiver(cross=lambda latents, inputs: attended(latents, inputs[:1])),
         "blocks that read the inputs again": Perceiver(block=attended),
     },
     picture=_perceiver_picture,
-    falsifier=Falsifier(dict.fromkeys("ℓmd", _SIZES), _as_sloppy, _perceiver),
 )
-def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
-    inputs, blocks = counting.length("ℓ"), counting.length("L")
-
-    def shapes(length: int, latents: int, width: int) -> Sequence[Tensor]:
-        return counting.ones((latents, width), (length, width))
-
-    sizes = [inputs, m, d]
-    cross = yield from counting.operations(perceiver.cross, shapes, sizes, (9, 7, 8), "cross-attention", True)
-    block = yield from counting.operations(perceiver.block, partial(shapes, 5), [m, d], (9, 8), "a latent block", True)
-    for name, count, order, grows in (
-        ("cross-attention is not O(dm): every latent reads every input", cross, d * m, inputs),
-        ("a latent block is not O(m²): a product of m × d matrices takes m²d", block, m**2, d),
-    ):
-        violated = counting.unbounded(count / order, grows)
-        yield counterexample(violated, name, "the limit of an exact count", count=str(count), grows_with=str(grows))
-    yield from counting.theta(cross, inputs * m * d, "cross-attention", True)
-    yield from counting.theta(block, m**2 * d, "a latent block", True)
-    cases = [(9, 7, 8, 5), (4, 3, 2, 6)]
-    counts = [counting.flops(partial(perceiver.of, *z)) for z in cases]
-    whole = cross + blocks * block
-    foreseen = [whole.subs(dict(zip((*sizes, blocks), z, strict=True))) for z in cases]
-    yield rational(counts == foreseen, "one part after another: their counts add up", True, counted=counts)
-    yield from counting.theta(whole, inputs * m * d + blocks * m**2 * d, "the whole", True)
-
-    def rows_and_weights(rows: int, width: int) -> Sequence[Tensor]:
-        return counting.ones((rows, width), (width, width))
-
-    says = "a projection of n rows"
-    one = yield from counting.operations(torch.matmul, rows_and_weights, [n, d], (9, 8), says, True)
-    # Latents ask of inputs, which have keys and values; in every block latents have all three.
-    projections = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
-    says = "projections, which are not counted above"
-    yield from counting.theta(projections, d**2 * (inputs + m + blocks * m), says, True)
+def perceiver_cost(against: Refutation, proof: Proof, perceiver: Perceiver) -> None:
+    against.case({inputs: 20, m: 2, d: 3, blocks: 1}, "twenty inputs: every latent reads every one")
+    against.case({inputs: 1, m: 2, d: 20, blocks: 1}, "a width of twenty: a product of m × d matrices takes m²d")
+    several, latents, wide, some = map(proof.given, [*_SOME, blocks >= 1])
+    cross, block = _times(perceiver)
+    proof.conclude("cross", proof.counted(cross), several, latents, wide)
+    proof.conclude("block", proof.counted(block), several, latents, wide)
+    time, _ = counts(_LOOPS(perceiver), _perceiver_inputs, _no_inputs, name="perceiver")
+    proof.conclude("whole", proof.counted(time(inputs, m, d, blocks)), several, latents, wide, some)

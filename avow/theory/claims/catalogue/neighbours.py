@@ -17,7 +17,8 @@ from flint import arb
 
 from avow.core.chart import Table
 from avow.numerics.intervals import ball, lower, most, precision, softmax, upper
-from avow.theory.claims.claim import Evidence, Falsifier, claims_on, numbered
+from avow.theory.claims.claim import Falsifier, claims_on, numbered
+from avow.theory.claims.evidence import Evidence
 from avow.theory.claims.toolbox import counterexample
 
 claim = claims_on("neighbours")

@@ -18,8 +18,9 @@ from sympy import Matrix, Rational, Symbol, erf, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, dot, most, normal_cdf, softmax
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on
+from avow.theory.claims.claim import Falsifier, Formula, claims_on
 from avow.theory.claims.elementary import exp
+from avow.theory.claims.evidence import Evidence
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import sympy
 from flint import arb, fmpq
-from sympy import Rational, Symbol
+from sympy import Abs, And, Derivative, Eq, Equivalent, Implies, Ne, Sum
 
 from avow.core.chart import Chart, Table, curves
-from avow.numerics.intervals import ball, most, precision, total
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, Ranges, Versions, claims_on, numbered, of_versions
-from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
+from avow.numerics.intervals import ball, precision
+from avow.theory.claims.claim import Formula, Versions, claims_on
+from avow.theory.claims.formal import Spans, Statement, decimal, each, real, sequence, whole
+from avow.theory.claims.proof import Proof, Refutation
 
 claim = claims_on("dynamics")
-beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
+alpha, beta, gamma, delta, eta, mu, decay, small = real(r"alpha beta gamma delta eta mu lambda epsilon")
+T, t, i, N, w = whole("T t i N omega")
+g, u, v, p = sequence("g u v p")
 
 # (α, ε) of v = αv + εg for (β, δ) of v = βv + (1 − β)g with step δ.
 CONVERSION = Versions(
@@ -38,6 +41,16 @@ def _averaged(beta: Any, delta: Any, gradients: Sequence[Any]) -> list[Any]:
     return [delta * step for step in _travelled(beta, 1 - beta, gradients)]
 
 
+def recurrence(v: Any, decay: Any, rate: Any) -> list[Any]:
+    """The running sum v_t = decay·v_{t−1} + rate·g_t that starts from nothing, as two formulas."""
+    return [Eq(v[1], rate * g[1]), each(t, 2, T, Eq(v[t], decay * v[t - 1] + rate * g[t]))]
+
+
+def running(decay: Any, rate: Any, gradients: Sequence[Any]) -> list[Any]:
+    """The numbers of such a running sum."""
+    return [-step for step in _travelled(decay, rate, gradients)]
+
+
 def _momentum_picture() -> Chart:
     ones, steps = [1.0] * 30, list(range(1, 31))
     drawn = {
@@ -49,26 +62,67 @@ def _momentum_picture() -> Chart:
     return Chart("The same average as momentum, two conversions", "step", "Δθ for a gradient of 1", series)
 
 
-def _momentum(conversion: Formula, beta: arb, delta: arb, *gradients: arb) -> arb:
-    alpha, rate = conversion(beta, delta)
-    steps = zip(_travelled(alpha, rate, gradients), _averaged(beta, delta, gradients), strict=True)
-    return most([abs(one - other) for one, other in steps])
+_SAME = each(t, 1, T, Eq(v[t], delta * u[t]))
+_ROLES = {
+    alpha: "the decay of momentum",
+    small: "the rate of momentum",
+    beta: "the decay of the average",
+    delta: "the step of the average",
+    T: "the number of steps",
+    g: "the gradients",
+    v: "momentum, which is subtracted from the weight",
+    u: "the average, of which a step is subtracted from the weight",
+}
 
 
-_BETA: Ranges = {"β": (0.01, 0.99)}
+def _momentum_case(which: int, *numbers: Any) -> dict[Any, Any]:
+    """Three steps; the pair is the one as stated, the right one, or a step away from it."""
+    b, d, *gradients = list(map(decimal, numbers))
+    a, rate = ((d * b, d * (1 - b)), (b, d * (1 - b)), (b, 1 - b), (b, d))[which]
+    sums = {v: running(a, rate, gradients), u: running(b, 1 - b, gradients)}
+    return {alpha: a, small: rate, beta: b, delta: d, T: 3, g: gradients, **sums}
+
+
+_MOMENTUM = Spans(
+    {"pair": range(4), "β": (0.01, 0.99), "δ": (0.01, 3), "g₁": (0.1, 2), "g₂": (-2, 2), "g₃": (-2, 2)}, _momentum_case
+)
+
+
+def _converted(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    return Eq(alpha, pair[0]), Eq(small, pair[1])
+
+
+def _one_way(versions: Versions) -> Statement:
+    pair = versions.stated(beta, delta)
+    return Statement(
+        variables=_ROLES,
+        given=[T >= 1, *recurrence(v, alpha, small), *recurrence(u, beta, 1 - beta), *_converted(pair)],
+        then={"same": _SAME},
+        terms={"decay": pair[0], "rate": pair[1]},
+        spans=_MOMENTUM,
+    )
+
+
+def _both_ways(versions: Versions) -> Statement:
+    pair = versions.amended(beta, delta)
+    different = [Ne(g[1], 0), Ne(delta, 0), Ne(beta, 1)]
+    return Statement(
+        variables=_ROLES,
+        given=[T >= 2, *recurrence(v, alpha, small), *recurrence(u, beta, 1 - beta), *different],
+        then={"same": Equivalent(_SAME, And(*_converted(pair)))},
+        terms={"decay": pair[0], "rate": pair[1]},
+        spans=_MOMENTUM,
+    )
 
 
 @claim(
     "momentum-ema",
     expected="corrected",
-    statement=r"v \leftarrow \alpha v + \epsilon g,\ \Delta\theta = -v \;\equiv\; v \leftarrow \beta v + (1-\beta)g,\ "
-    r"\Delta\theta = -\delta v \quad\text{for } (\alpha, \epsilon) = (\delta\beta, \delta(1-\beta))",
-    plain="Momentum and an exponential average of gradients with step δ are the same for α = δβ, ε = δ(1 − β).",
-    amended=r"(\alpha, \epsilon) = (\beta, \delta(1-\beta)),\ \text{and for } \delta \ne 0, \beta \ne 1"
-    r"\text{ no other}",
-    amended_plain="They are the same for α = β, ε = δ(1 − β), and for no other pair: the step size does not belong in"
-    " the decay.",
-    assumptions=("both start from v = 0", "any gradients"),
+    formal=_one_way,
+    plain="Momentum and an exponential average of gradients are the same for the decay {decay} and the rate {rate}.",
+    amendment=_both_ways,
+    amended_plain="They are the same for the decay {decay} and the rate {rate}, and for no other pair once a first"
+    " gradient is there: the step size does not belong in the decay.",
     subject=CONVERSION,
     sabotage={
         "the step left out": CONVERSION._replace(amended=lambda beta, delta: (beta, 1 - beta)),
@@ -76,25 +130,62 @@ _BETA: Ranges = {"β": (0.01, 0.99)}
         "a conversion that is right to begin with": CONVERSION._replace(stated=CONVERSION.amended),
     },
     picture=_momentum_picture,
-    falsifier=Falsifier(_BETA | {"δ": (0.01, 3)} | numbered("g₁ g₂ g₃", -2, 2), *of_versions(_momentum)),
 )
-def momentum_ema(momenta: Versions) -> Iterator[Evidence]:
+def momentum_ema(against: Refutation, proof: Proof, versions: Versions) -> None:
     half, two, ones = Fraction(1, 2), Fraction(2), [Fraction(1), Fraction(1)]
-    alpha, rate = momenta.stated(half, two)
-    travelled, wanted = _travelled(alpha, rate, ones), _averaged(half, two, ones)
-    facts = {"momentum": [str(step) for step in travelled], "average": [str(step) for step in wanted]}
-    yield counterexample(travelled != wanted, "β = ½, δ = 2, two gradients of 1", "fractions", **facts)
-    b, u, g, first, step, free_alpha, free_rate = symbols(real="beta u g g_1 delta alpha epsilon")
-    alpha, rate = momenta.amended(b, step)
-    says = "if v = δu before a step, v = δu after it"
-    yield identity(alpha * (step * u) + rate * g, step * (b * u + (1 - b) * g), says, amended=True)
-    yield identity(step * 0, 0, "and v = δu = 0 at the start: so Δθ = −v = −δu at every step", amended=True)
-    other = _travelled(free_alpha, free_rate, [first, 0])
-    same = _averaged(b, step, [first, 0])
-    says = "only ε = δ(1 − β) gives the first step"
-    yield identity(same[0] - other[0], first * (free_rate - rate), says, amended=True)
-    says = "and then, as ε is not 0, only α = β the second"
-    yield identity((same[1] - other[1]).subs(free_rate, rate), first * rate * (free_alpha - alpha), says, amended=True)
+    a, rate = (Fraction(part) for part in versions.stated(half, two))
+    sums = {v: running(a, rate, ones), u: running(half, 1 - half, ones)}
+    case = {alpha: a, small: rate, beta: half, delta: two, T: 2, g: ones, **sums}
+    against.case(case, "two gradients of 1: a step of 2 makes the decay 1, and momentum forgets nothing")
+    steps, differ = (
+        proof.given(T >= 2),
+        [proof.given(Ne(one, other)) for one, other in ((g[1], 0), (delta, 0), (beta, 1))],
+    )
+    (first, later), (start, average) = (
+        [proof.given(one) for one in recurrence(*parts)] for parts in ((v, alpha, small), (u, beta, 1 - beta))
+    )
+    pair = And(*_converted(versions.amended(beta, delta)))
+    # Forwards: if v = δu before a step, v = δu after it.
+    follows = Implies(And(pair, t <= T), Eq(v[t], delta * u[t]))
+    base = proof.have(follows.subs(t, 1), first, start)
+    next_v, next_u = (proof.member(step.formula, t + 1) for step in (later, average))
+    onward = proof.have(
+        Implies(And(t >= 1, follows), follows.subs(t, t + 1)),
+        later,
+        average,
+        next_v,
+        next_u,
+        says="if v is δu before a step, it is δu after it",
+    )
+    always = proof.induction(follows, t, 1, base, onward)
+    forwards = proof.every(_SAME, always, when=pair)
+    # Backwards: the first step tells the rate, the second the decay.
+    one, two_ = (proof.member(_SAME, sympy.Integer(k)) for k in (1, 2))
+    second_v, second_u = (proof.member(step.formula, sympy.Integer(2)) for step in (later, average))
+    rate_ = proof.have(
+        Implies(_SAME, Eq(small, delta * (1 - beta))),
+        one,
+        first,
+        start,
+        differ[0],
+        steps,
+        says="the first step tells ε",
+    )
+    backwards = proof.have(
+        Implies(_SAME, Eq(alpha, beta)),
+        two_,
+        first,
+        start,
+        later,
+        average,
+        second_v,
+        second_u,
+        rate_,
+        *differ,
+        steps,
+        says="and the second α, as ε is not 0",
+    )
+    proof.conclude("same", forwards, backwards, rate_)
 
 
 def _ema_picture() -> Chart:
@@ -102,37 +193,58 @@ def _ema_picture() -> Chart:
     return curves("What an average remembers", "steps ago", "weight of the gradient", list(range(40)), weights)
 
 
-def _unrolled(weight: Formula, beta: arb, *gradients: arb) -> arb:
-    last = len(gradients)
-    unrolled = total([weight(beta, last, i + 1) * gradient for i, gradient in enumerate(gradients)])
-    return abs(_travelled(beta, 1 - beta, gradients)[-1] + unrolled)
+def _average_case(*numbers: Any) -> dict[Any, Any]:
+    b, *gradients = map(decimal, numbers)
+    return {beta: b, T: len(gradients), g: gradients, v: running(b, 1 - b, gradients)}
+
+
+def _unrolled(weight: Formula) -> Statement:
+    return Statement(
+        variables={
+            T: "the number of steps",
+            beta: "the decay",
+            g: "the gradients",
+            v: "the average, which starts from nothing",
+        },
+        given=[T >= 1, beta > 0, *recurrence(v, beta, 1 - beta)],
+        then={"sum": Eq(v[T], Sum(weight(beta, T, i) * g[i], (i, 1, T)))},
+        terms={"average": v[T], "weighted": weight(beta, T, i) * g[i]},
+        spans=Spans({"β": (0.01, 0.99), **dict.fromkeys(("g₁", "g₂", "g₃", "g₄"), (-2, 2))}, _average_case),
+    )
 
 
 @claim(
     "ema-unrolled",
     expected="proved",
-    statement=r"v_t = \beta v_{t-1} + (1-\beta)g_t,\ v_0 = 0 \;\Rightarrow\;"
-    r"v_t = (1-\beta)\sum_{i=1}^{t}\beta^{t-i}g_i",
-    plain="An exponential average is the sum of all gradients so far, each weighted by (1 − β) times β to its age.",
-    assumptions=("v_0 = 0", "0 < β < 1, any gradients"),
+    formal=_unrolled,
+    plain="An exponential average {average} is the sum of all gradients so far, each weighted by its age: {weighted}.",
     subject=lambda beta, t, i: (1 - beta) * beta ** (t - i),
     sabotage={
         "without 1 − β": lambda beta, t, i: beta ** (t - i),
         "one step older": lambda beta, t, i: (1 - beta) * beta ** (t - i + 1),
     },
     picture=_ema_picture,
-    falsifier=Falsifier(_BETA | numbered("g₁ g₂ g₃ g₄", -2, 2), _unrolled),
 )
-def ema_unrolled(weight: Formula) -> Iterator[Evidence]:
-    b, t, i = symbols(positive="beta", integer_positive="t i")
-    yield identity(weight(b, 1, 1), 1 - b, "v_1 = (1 − β)g_1: the sum for t = 1")
-    says = "a step multiplies every old weight by β, as the sum for t + 1 has it"
-    yield identity(b * weight(b, t, i), weight(b, t + 1, i), says)
-    yield identity(weight(b, t + 1, t + 1), 1 - b, "and gives the new gradient the weight 1 − β: so for all t")
-    gradients = sympy.symbols("g1:6", real=True)
-    unrolled = sum(weight(b, 5, k + 1) * g for k, g in enumerate(gradients))
-    recurred = -_travelled(b, 1 - b, list(gradients))[-1]
-    yield identity(recurred, unrolled, "five steps written out")
+def ema_unrolled(proof: Proof, weight: Formula) -> None:
+    first, later = (proof.given(one) for one in recurrence(v, beta, 1 - beta))
+    some, positive = proof.given(T >= 1), proof.given(beta > 0)
+
+    def weighed(last: Any) -> Any:
+        return weight(beta, last, i) * g[i]
+
+    unrolled = Implies(t <= T, Eq(v[t], Sum(weighed(t), (i, 1, t))))
+    base = proof.have(unrolled.subs(t, 1), first, says="the sum for one step")
+    step, last = proof.member(later.formula, t + 1), proof.sum_last(weighed(t + 1), (i, 1, t))
+    older = proof.sum_same(weighed(t + 1), weighed(t), (i, 1, t), positive, times=beta)
+    onward = proof.have(
+        Implies(And(t >= 1, unrolled), unrolled.subs(t, t + 1)),
+        later,
+        step,
+        last,
+        older,
+        says="a step multiplies every old weight by β, and gives the new gradient the weight 1 − β",
+    )
+    proof.conclude("sum", proof.at(proof.induction(unrolled, t, 1, base, onward), {t: T}), some)
 
 
 def _bias_picture() -> Chart:
@@ -140,46 +252,94 @@ def _bias_picture() -> Chart:
     return curves("The share of E g that an average from 0 has reached", "t", "1 − β^t", list(range(1, 61)), shares)
 
 
-def _bias(total: Formula, beta: arb, mean: arb) -> arb:
-    steps = enumerate(_travelled(beta, 1 - beta, [mean] * 5), start=1)
-    return most([abs(step + total(beta, t) * mean) for t, step in steps])
+def _mean(of: Any) -> Any:
+    return Sum(p[w] * of, (w, 1, N))
+
+
+_STARTS = each(w, 1, N, Eq(v[1, w], (1 - beta) * g[1, w]))
+_GOES_ON = each(t, 2, T, each(w, 1, N, Eq(v[t, w], beta * v[t - 1, w] + (1 - beta) * g[t, w])))
+_STATIONARY = each(t, 1, T, Eq(_mean(g[t, w]), mu))
+
+
+def _bias_case(*numbers: Any) -> dict[Any, Any]:
+    """Two outcomes of four gradients: each is off the mean, the other way and as much as makes up for it."""
+    b, likely, mean, *apart = map(decimal, numbers)
+    gradients = [[mean + (1 - likely) * off, mean - likely * off] for off in apart]
+    averages = list(zip(*(running(b, 1 - b, column) for column in zip(*gradients, strict=True)), strict=True))
+    chances = [likely, 1 - likely]
+    return {T: len(apart), N: 2, beta: b, mu: mean, p: chances, g: gradients, v: list(map(list, averages))}
+
+
+def _unbiased(total: Formula) -> Statement:
+    return Statement(
+        variables={
+            T: "the number of steps",
+            N: "the number of outcomes",
+            p: "the chance of each outcome",
+            beta: "the decay",
+            mu: "the mean of every gradient",
+            g: "the gradients, by step and outcome",
+            v: "the average, by step and outcome",
+        },
+        given=[T >= 1, beta > 0, beta < 1, _STARTS, _GOES_ON, _STATIONARY],
+        then={"mean": Eq(_mean(v[T, w]), total(beta, T) * mu), "share": And(beta**T > 0, beta**T < 1)},
+        terms={"share": total(beta, T)},
+        notes=["the gradients have any joint law on finitely many outcomes, and each step's mean is the same"],
+        spans=Spans(
+            {"β": (0.01, 0.99), "p₁": (0.01, 0.99), "μ": (-2, 2), **dict.fromkeys(("a", "b", "c", "d"), (-2, 2))},
+            _bias_case,
+        ),
+    )
 
 
 @claim(
     "ema-bias",
     expected="proved",
-    statement=r"E g_i = E g \;\Rightarrow\; E v_t = (1-\beta^t)\,E g,\ \text{so}\ "
-    r"E\Big[\frac{v_t}{1-\beta^t}\Big] = E g",
-    plain="An average that starts from 0 is too small by the factor 1 − β^t; divided by it, it is right on average,"
-    " where the gradients' mean does not change.",
-    assumptions=("v_0 = 0", "0 < β < 1, t ≥ 1", "stationary: every g_i has the mean E g"),
+    formal=_unbiased,
+    plain="An average that starts from nothing is too small by the factor {share}, a positive number below one;"
+    " divided by it, it is right on average, where the gradients' mean does not change.",
     subject=lambda beta, t: 1 - beta**t,
     sabotage={
         "a step too far": lambda beta, t: 1 - beta ** (t + 1),
         "the limit's": lambda beta, t: 1 - beta,
-        "none": lambda beta, t: beta / beta,
+        "none": lambda beta, t: sympy.Integer(1),
     },
     picture=_bias_picture,
-    needs=("ema-unrolled",),
-    falsifier=Falsifier(_BETA | {"E g": (-2, 2)}, _bias),
 )
-def ema_bias(total: Formula) -> Iterator[Evidence]:
-    b, mean, t = symbols(positive="beta", real="mu", integer_positive="t")
-    says = "the weights of v_t sum to 1 − β^t: 0 at t = 0, and a step turns a sum s into βs + 1 − β"
-    yield induction(lambda n: total(b, n), 0, 0, lambda weight, n: b * weight + (1 - b), says)
-    says = "E is linear: E v_(t+1) = βE v_t + (1 − β)E g, so E v_t = (1 − β^t)E g for all t"
-    yield identity(b * (total(b, t) * mean) + (1 - b) * mean, total(b, t + 1) * mean, says)
-    yield positive(total(beta, 1), "1 − β^t is above 0 at t = 1")
-    says = "and rises with t: it may be divided by"
-    yield positive(sympy.powsimp(sympy.factor(total(b, t + 1) - total(b, t))).subs(b, beta), says)
-    yield identity(total(b, t) * mean / total(b, t), mean, "E[v_t/(1 − β^t)] = E g")
-    half = Fraction(1, 2)
-    drifting = -_travelled(half, 1 - half, [Fraction(1), Fraction(2)])[-1] / (1 - half**2)
-    says = "stationary it must be: for gradients 1, 2 the corrected average is not 2"
-    yield rational(drifting == Fraction(5, 3) != 2, says, found=drifting)
-
-
-gamma, eta = symbols(positive="gamma eta")
+def ema_bias(proof: Proof, total: Formula) -> None:
+    some, positive, below = proof.given(T >= 1), proof.given(beta > 0), proof.given(beta < 1)
+    starts, goes_on, stationary = map(proof.given, (_STARTS, _GOES_ON, _STATIONARY))
+    mean = Implies(t <= T, Eq(_mean(v[t, w]), total(beta, t) * mu))
+    outcomes = (w, 1, N)
+    # E is linear: each step's equation, for every outcome, is one of the means.
+    at_first = proof.member(_STARTS, w)
+    first = proof.sum_same(p[w] * v[1, w], p[w] * (1 - beta) * g[1, w], outcomes, starts, at_first)
+    alike = proof.member(_STATIONARY, sympy.Integer(1))
+    base = proof.have(mean.subs(t, 1), first, stationary, alike, says="E is linear: the mean of the first step")
+    inner = _GOES_ON.args[3].subs(t, t + 1)
+    at_step, at_outcome = proof.member(_GOES_ON, t + 1), proof.member(inner, w)
+    stepped = proof.sum_same(
+        p[w] * v[t + 1, w],
+        p[w] * (beta * v[t, w] + (1 - beta) * g[t + 1, w]),
+        outcomes,
+        goes_on,
+        at_step,
+        at_outcome,
+        when=And(t >= 1, t + 1 <= T),
+    )
+    still = proof.member(_STATIONARY, t + 1)
+    onward = proof.have(
+        Implies(And(t >= 1, mean), mean.subs(t, t + 1)),
+        stepped,
+        stationary,
+        still,
+        positive,
+        says="E v_(t+1) = βE v_t + (1 − β)E g",
+    )
+    proof.conclude("mean", proof.at(proof.induction(mean, t, 1, base, onward), {t: T}), some)
+    share = And(beta**t > 0, beta**t < 1)
+    within = proof.induction(share, t, 1, positive, below, says="βx is between 0 and x")
+    proof.conclude("share", proof.at(within, {t: T}), some)
 
 
 def _decays(eta: Any, gamma: Any, rate: Any, alpha: Any, start: Any, gradients: list[Any]) -> tuple[Any, Any]:
@@ -204,39 +364,64 @@ def _decay_picture() -> Chart:
     return Chart("A weight without a gradient of its own, η = 0.1, γ = 0.25", "step", "θ", series)
 
 
-def _decay(rate: Formula, theta: arb, gradient: arb, eta: arb, gamma: arb) -> arb:
-    penalised = theta - eta * (gradient + 2 * gamma * theta)
-    return abs(penalised - ((1 - rate(eta, gamma)) * theta - eta * gradient))
+theta, rest, slope, further = real("theta R g_1 g_2")
+penalised, decayed = real("x y")
+_PENALTY = gamma * (theta**2 + rest)
+
+
+def _plain_decay(rate: Formula) -> Statement:
+    shrunk, (twice, apart) = (
+        rate(eta, gamma),
+        (part for part in _decays(eta, gamma, rate(eta, gamma), alpha, theta, [slope, further])),
+    )
+    return Statement(
+        variables={
+            theta: "one coordinate of the weights",
+            rest: "the sum of the squares of the others",
+            slope: "the gradient of the loss in that coordinate",
+            further: "the one a step later",
+            eta: "the step size",
+            gamma: "the strength of the penalty",
+            alpha: "the momentum",
+        },
+        given=[eta > 0, gamma > 0],
+        then={
+            "step": Eq(theta - eta * (slope + Derivative(_PENALTY, theta)), (1 - decay) * theta - eta * slope),
+            "momentum": Implies(And(alpha > 0, Ne(theta, 0)), Ne(penalised, decayed)),
+        },
+        where={decay: shrunk, penalised: twice, decayed: apart},
+        terms={"penalty": _PENALTY, "rate": shrunk},
+        notes=["any loss with a gradient", "after two steps of momentum a weight is x with the penalty, y with decay"],
+        spans={
+            theta: (-2, 2),
+            rest: (0, 2),
+            slope: (-2, 2),
+            further: (-2, 2),
+            eta: (0.01, 1),
+            gamma: (0.01, 1),
+            alpha: (0.01, 1),
+        },
+    )
 
 
 @claim(
     "sgd-l2-decay",
     expected="proved",
-    statement=r"\theta - \eta\nabla\big(L + \gamma\|\theta\|^2\big) = (1-\lambda)\theta - \eta\nabla L,"
-    r"\quad \lambda = 2\eta\gamma",
-    plain="For plain SGD, adding γ‖θ‖² to the loss is the same as shrinking the weights by λ = 2ηγ each step. With"
-    " momentum it is not.",
-    assumptions=("plain SGD: no momentum, no preconditioner", "any loss with a gradient"),
+    formal=_plain_decay,
+    plain="For plain SGD, adding the penalty {penalty} to the loss is the same as shrinking the weights by {rate} each"
+    " step. With momentum it is not, after two steps.",
     subject=lambda eta, gamma: 2 * eta * gamma,
     sabotage={
         "the 2 of the square forgotten": lambda eta, gamma: eta * gamma,
         "the step size forgotten": lambda eta, gamma: 2 * gamma,
     },
     picture=_decay_picture,
-    falsifier=Falsifier(numbered("θ g", -2, 2) | numbered("η γ", 0.01, 1), _decay),
 )
-def sgd_l2_decay(rate: Formula) -> Iterator[Evidence]:
-    theta, rest, g, alpha, start = symbols(real="theta R g", positive="alpha theta_0")
-    slope = sympy.diff(gamma * (theta**2 + rest), theta)
-    yield identity(slope, 2 * gamma * theta, "the gradient of γ‖θ‖² in any one coordinate is 2γθ")
-    says = "θ − η(g + 2γθ) = (1 − 2ηγ)θ − ηg"
-    yield identity(theta - eta * (g + slope), (1 - rate(eta, gamma)) * theta - eta * g, says)
-    gradients = list(sympy.symbols("g_1 g_2", real=True))
-    penalised, decayed = _decays(eta, gamma, rate(eta, gamma), alpha, start, gradients)
-    apart = 2 * alpha * eta * gamma * start
-    says = "with momentum α the two are 2αηγθ_0 apart after two steps, whatever the gradients"
-    yield identity(decayed - penalised, apart, says)
-    yield positive(apart, "which is not 0 for any α > 0 and θ_0 > 0: momentum also carries the penalty on")
+def sgd_l2_decay(proof: Proof, rate: Formula) -> None:
+    positive = proof.given(eta > 0), proof.given(gamma > 0)
+    derivative = proof.equal(Derivative(_PENALTY, theta), 2 * gamma * theta, says="the gradient of the penalty")
+    proof.conclude("step", derivative, says="θ − η(g + 2γθ) = (1 − 2ηγ)θ − ηg")
+    proof.conclude("momentum", *positive, says="two steps of momentum end 2αηγθ apart")
 
 
 class AdamRules(NamedTuple):
@@ -257,30 +442,72 @@ def _adam_picture() -> Chart:
     return Chart(title, "√v̂, the size of its gradients", "share of the weight", series, log_x=True, log_y=True)
 
 
-def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb, root: arb, more: arb, e: arb) -> arb:
-    """Two weights, one with a √v̂ that is larger by `more`."""
+h = sequence("h")
+first, second, average, share, rate = real("r r' m s_1 s_2")
+_SHARE = 2 * eta * gamma / (first + small)
+_LAWS = {
+    theta: "a weight",
+    N: "the number of outcomes",
+    p: "the chance of each outcome",
+    g: "a gradient, by outcome",
+    h: "another, by outcome",
+    first: "the root of the second moment of what Adam sees, of a weight with the gradient g",
+    second: "the same with the gradient h",
+    eta: "the step size",
+    gamma: "the strength of the penalty",
+    small: "what Adam adds to the root",
+}
 
-    def taken(rule: Formula, strength: arb, r: arb) -> arb:
-        """What a step takes of a weight: each rule is a line in θ."""
-        return 1 - (rule(theta + 1, g, eta, strength, r, e) - rule(theta, g, eta, strength, r, e))
 
-    shrunk, less = (taken(rules.penalised, gamma, r) for r in (root, root + more))
-    decoupled = taken(rules.decoupled, decay, root)
-    return most([abs(shrunk - 2 * eta * gamma / (root + e)), less - shrunk, abs(decoupled - eta * decay)])
+def _seen(root: Any, gradient: Any, weight: Any) -> list[Any]:
+    """A gradient whose mean is nought, and the root of the second moment of it and the penalty's together."""
+    return [root > 0, Eq(_mean(gradient[w]), 0), Eq(root**2, _mean((gradient[w] + 2 * gamma * weight) ** 2))]
+
+
+def _adam_case(e: Any, step: Any, strength: Any, *numbers: Any) -> dict[Any, Any]:
+    """Two outcomes alike, ±s; sizes and roots from k(1 − x²), 2kx and k(1 + x²), so that all are fractions."""
+    e, step, strength, size, one, two, m, rate = map(decimal, (e, step, strength, *numbers))
+    penalty = 2 * size * one
+    roots, gradients = [], []
+    for x in (one, two):
+        k = penalty / (2 * x)
+        roots.append(k * (1 + x * x))
+        gradients.append([k * (1 - x * x), -k * (1 - x * x)])
+    return {
+        **{theta: penalty / (2 * strength), N: 2, p: [Fraction(1, 2)] * 2, g: gradients[0], h: gradients[1]},
+        **{first: roots[0], second: roots[1], eta: step, gamma: strength, small: e, average: m, decay: rate},
+    }
+
+
+def _adam(rules: AdamRules) -> Statement:
+    moved = average / (first + small)
+    return Statement(
+        variables=_LAWS | {average: "Adam's average of the gradients", decay: "the strength of decoupled decay"},
+        given=[*(eta > 0, gamma > 0, small >= 0), *_seen(first, g, theta), *_seen(second, h, theta)],
+        then={
+            "penalty": Eq(rules.penalised(theta, average, eta, gamma, first, small), (1 - share) * theta - eta * moved),
+            "less": Implies(_mean(g[w] ** 2) < _mean(h[w] ** 2), _SHARE.subs(first, second) < share),
+            "decoupled": Eq(
+                rules.decoupled(theta, average, eta, decay, first, small), (1 - rate) * theta - eta * moved
+            ),
+        },
+        where={share: _SHARE, rate: eta * decay},
+        terms={"share": _SHARE, "rate": eta * decay},
+        notes=["steady state: θ and the averages change little over the averages' memory"],
+        spans=Spans(
+            {"ϵ": (0, 0.1), **dict.fromkeys(("η", "γ", "size"), (0.01, 1)), **dict.fromkeys(("x", "x'"), (0.01, 0.99))}
+            | {"m": (-2, 2), "λ": (0.01, 1)},
+            _adam_case,
+        ),
+    )
 
 
 @claim(
     "adam-l2-vs-w",
     expected="proved",
-    statement=r"\text{Adam with } \gamma\|\theta\|^2 \text{ shrinks } \theta \text{ by }"
-    r"\frac{2\eta\gamma}{\sqrt{\hat v}+\epsilon} \text{ a step, decoupled decay by } \eta\lambda",
-    plain="Under Adam, L2 in the loss shrinks weights with large gradients less, in proportion to 1/√v̂; decoupled decay"
-    " shrinks all weights at one rate.",
-    assumptions=(
-        "steady state: θ and v̂ change little over the memory of the averages",
-        "v̂ is the second moment of what Adam sees, the penalty's gradient included; g has mean 0 for its part",
-        "any η, γ, λ > 0 and ϵ ≥ 0",
-    ),
+    formal=_adam,
+    plain="Under Adam, a squared penalty in the loss shrinks a weight by the share {share} a step, which is less the"
+    " larger its gradients are; decoupled decay shrinks all weights at one rate, {rate}.",
     subject=AdamRules(),
     sabotage={
         "no preconditioner": AdamRules(
@@ -294,33 +521,63 @@ def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb
         ),
     },
     picture=_adam_picture,
-    needs=("ema-bias",),
-    falsifier=Falsifier(
-        numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}, _adam
-    ),
 )
-def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
-    theta, g, m, added, t, e = symbols(real="theta g m c", integer_positive="t", nonnegative="e")
-    r, more, b, spread, wider, decay = symbols(positive="r d beta s w lambda")
-    yield identity(
-        b * (m + (1 - b**t) * added) + (1 - b) * (g + added),
-        (b * m + (1 - b) * g) + (1 - b ** (t + 1)) * added,
-        "Adam's average is linear: a steady 2γθ = c added to the gradients adds (1 − β^t)c to it, and c once corrected",
+def adam_l2_vs_w(proof: Proof, rules: AdamRules) -> None:
+    nonnegative, positive, above = proof.given(small >= 0), proof.given(first > 0), proof.given(second > 0)
+    proof.conclude("penalty")
+    proof.conclude("decoupled")
+    moments = [proof.given(fact) for one, law in ((first, g), (second, h)) for fact in _seen(one, law, theta)[1:]]
+    rise = proof.have(
+        Implies(_mean(g[w] ** 2) < _mean(h[w] ** 2), first < second),
+        *moments,
+        above,
+        says="the second moment of g + 2γθ is that of g and (2γθ)², as the mean of g is 0",
     )
-    shrink = 1 - sympy.diff(rules.penalised(theta, g, eta, gamma, r, e), theta)
-    yield identity(shrink, 2 * eta * gamma / (r + e), "so the penalty takes 2ηγ/(√v̂ + ϵ) of a weight each step")
-    yield identity((shrink * r).subs(e, 0), 2 * eta * gamma, "which is in proportion to 1/√v̂ where ϵ is 0")
-    yield positive(sympy.factor(shrink - shrink.subs(r, r + more)), "and strictly less the larger √v̂ is, for any ϵ ≥ 0")
-    seen = sympy.Poly(sympy.expand((g + added) ** 2), g)
-    # E g = 0 and E g² = s².
-    second = seen.coeff_monomial(g**2) * spread**2 + seen.coeff_monomial(1)
-    yield identity(second, spread**2 + added**2, "v̂ of gradients with mean 0 and variance s² is s² + (2γθ)²")
-    yield positive(sympy.expand(second.subs(spread, spread + wider) - second), "so larger gradients have the larger v̂")
-    decoupled = 1 - sympy.diff(rules.decoupled(theta, g, eta, decay, r, e), theta)
-    yield identity(decoupled, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
-    shares = [shrink.subs({eta: Rational(1, 1000), gamma: Rational(1, 200), r: root, e: 0}) for root in (1, 100)]
-    says = "√v̂ of 1 and of 100: one weight shrinks a hundred times faster"
-    yield rational(shares[0] == 100 * shares[1], says, shares=shares)
+    proof.conclude("less", rise, positive, nonnegative, proof.given(eta > 0), proof.given(gamma > 0))
+
+
+other = real("phi")
+
+
+def _magnitudes(larger: Formula) -> Statement:
+    return Statement(
+        variables=_LAWS | {other: "another weight, with the gradient h"},
+        given=[*(eta > 0, gamma > 0, small >= 0, Eq(_mean(1), 1)), *_seen(first, g, theta), *_seen(second, h, other)],
+        then={"less": Implies(larger(), _SHARE.subs(first, second) < _SHARE)},
+        notes=["steady state: weights and averages change little over the averages' memory"],
+        spans=Spans(
+            {**dict.fromkeys(("k", "k'"), (0.1, 2)), **dict.fromkeys(("x", "x'"), (0.01, 0.99))}, _magnitudes_case
+        ),
+    )
+
+
+def _magnitudes_case(*numbers: Any) -> dict[Any, Any]:
+    """Two weights, each with a gradient of two outcomes alike, ±s; all are fractions."""
+    one, two, x, y = map(decimal, numbers)
+    half = Fraction(1, 2)
+    gradients = [[k * (1 - z * z), -k * (1 - z * z)] for k, z in ((one, x), (two, y))]
+    return {
+        **{theta: 2 * one * x, other: 2 * two * y, N: 2, p: [half] * 2, g: gradients[0], h: gradients[1]},
+        **{first: one * (1 + x * x), second: two * (1 + y * y), eta: half, gamma: half, small: Fraction(0)},
+    }
+
+
+@claim(
+    "adam-l2-magnitude",
+    expected="refuted",
+    formal=_magnitudes,
+    plain="Under Adam, a squared penalty in the loss shrinks parameters of large magnitude by a smaller share.",
+    subject=lambda: Abs(theta) < Abs(other),
+    sabotage={
+        "weights alike, and larger gradients": lambda: And(Eq(theta, other), _mean(g[w] ** 2) < _mean(h[w] ** 2))
+    },
+    picture=_adam_picture,
+)
+def adam_l2_magnitude(against: Refutation, _: Formula) -> None:
+    against.case(
+        _magnitudes_case(Fraction(10), Fraction(2), Fraction(1, 10), Fraction(9, 10)),
+        "the larger weight has the smaller gradients, and loses the larger share",
+    )
 
 
 def _with_momentum(penalty: Any, steps: int, alpha: Any = Fraction(1, 4), eta: Any = Fraction(1, 4)) -> Any:
@@ -355,39 +612,65 @@ def _l2_picture() -> Table:
     return Table("Where ½(θ − 1)² + γθ² ends", headings, rows)
 
 
-def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
-    """Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without."""
-    # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
-    bare, penalised = (_with_momentum(times * ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty))
-    return abs(bare) - abs(penalised)
+x, y = sequence("x y")
+
+
+def _heavy_ball(place: Any, velocity: Any, penalty: Any) -> list[Any]:
+    """Heavy-ball steps on ½(θ − 1)² + penalty·θ², from nought."""
+    pull = place[t] - 1 + 2 * penalty * place[t]
+    return [
+        *(Eq(place[1], 0), Eq(velocity[1], -1)),
+        each(t, 2, T, Eq(place[t], place[t - 1] - eta * velocity[t - 1])),
+        each(t, 2, T, Eq(velocity[t], alpha * velocity[t - 1] + pull)),
+    ]
+
+
+def _heavy_case(penalty: Formula) -> Any:
+    def case(*numbers: Any) -> dict[Any, Any]:
+        strength, momentum, step = map(decimal, numbers)
+        ends: dict[Any, Any] = {gamma: strength, alpha: momentum, eta: step, T: 12}
+        for place, velocity, weight in ((x, v, Fraction(penalty(strength))), (y, u, Fraction(0))):
+            at, speed = [Fraction(0)], [Fraction(-1)]
+            for _ in range(11):
+                at.append(at[-1] - step * speed[-1])
+                speed.append(momentum * speed[-1] + at[-1] - 1 + 2 * weight * at[-1])
+            ends |= {place: at, velocity: speed}
+        return ends
+
+    return case
+
+
+def _only_plain(penalty: Formula) -> Statement:
+    return Statement(
+        variables={
+            alpha: "the momentum",
+            eta: "the step size",
+            gamma: "the strength of the penalty",
+            T: "the number of steps",
+            x: "the weight under the penalty",
+            y: "the weight without it",
+            v: "the momentum of the one",
+            u: "the momentum of the other",
+        },
+        given=[alpha > 0, eta > 0, gamma > 0, *_heavy_ball(x, v, penalty(gamma)), *_heavy_ball(y, u, 0)],
+        then={"no smaller": Abs(x[T]) >= Abs(y[T])},
+        terms={"one": x[T], "other": y[T]},
+        notes=["the loss is ½(θ − 1)²", "to regularise is to end at a smaller weight than without the penalty"],
+        spans=Spans({"γ": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)}, _heavy_case(penalty)),
+    )
 
 
 @claim(
     "l2-only-sgd",
     expected="refuted",
-    statement=r"\text{adding } \gamma\|\theta\|^2 \text{ to the loss regularises under plain SGD only}",
-    plain="L2 regularisation works only with plain SGD.",
-    assumptions=("to regularise: to end at smaller weights than without the penalty",),
-    subject=Fraction(1, 2),
-    sabotage={"no penalty at all": Fraction(0)},
+    formal=_only_plain,
+    plain="A squared penalty regularises with plain SGD only: with momentum, a weight ends no smaller under the penalty"
+    " than without it, {one} against {other}.",
+    subject=lambda gamma: gamma,
+    sabotage={"no penalty at all": lambda gamma: 0 * gamma},
     picture=_l2_picture,
-    needs=("adam-l2-vs-w",),
-    falsifier=Falsifier({"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)}, _only_plain),
 )
-def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
-    theta = Symbol("theta", real=True)
-    balance = 1 / (1 + 2 * gamma)
-    slope = sympy.diff((theta - 1) ** 2 / 2 + gamma * theta**2, theta)
-    says = "½(θ − 1)² + γθ² is flat at 1/(1 + 2γ) only: an optimiser that rests where it is flat rests there"
-    yield identity(slope.subs(theta, balance), 0, says)
-    yield positive(1 - balance, "which is below 1, where the loss alone would end")
-    small = Fraction(1, 1000)
-    ends = _with_momentum(penalty, 60), _with_momentum(Fraction(0), 60)
-    says = "heavy-ball momentum, 60 steps: with γ = ½ it ends at ½, without at 1"
-    facts = {"with_penalty": float(ends[0]), "without": float(ends[1])}
-    yield counterexample(abs(ends[0] - Fraction(1, 2)) < small and abs(ends[1] - 1) < small, says, "fractions", **facts)
-    with precision(512):
-        adam = _with_adam(penalty, 150), _with_adam(Fraction(0), 150)
-        apart = bool(adam[0] < arb(fmpq(11, 20)) and adam[1] > arb(fmpq(19, 20)))
-    says = "Adam, 150 steps: with γ = ½ it ends near ½, without near 1"
-    yield counterexample(apart, says, "balls", with_penalty=adam[0].str(8), without=adam[1].str(8))
+def l2_only_sgd(against: Refutation, penalty: Formula) -> None:
+    quarter = Fraction(1, 4)
+    case = _heavy_case(penalty)(Fraction(1, 2), quarter, quarter)
+    against.case(case, "twelve steps: under the penalty the weight ends near ½, without near 1")

@@ -19,7 +19,8 @@ from torch import Tensor
 from avow.core import dtype_name
 from avow.core.chart import Table
 from avow.numerics.intervals import lower, most, norm, precision
-from avow.theory.claims.claim import Evidence, Falsifier, Unproved, claims_on
+from avow.theory.claims.claim import Falsifier, claims_on
+from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, stored, symbols
 
 claim = claims_on("heads")

@@ -20,8 +20,9 @@ from sympy import Matrix, Rational, Symbol
 from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
 from avow.numerics.intervals import ball, most, softmax, total
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, Ranges, Unproved, claims_on, numbered
+from avow.theory.claims.claim import Falsifier, Formula, Ranges, claims_on, numbered
 from avow.theory.claims.elementary import exp, log, sqrt
+from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 

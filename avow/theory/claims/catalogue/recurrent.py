@@ -1,119 +1,186 @@
 """Recurrent networks: two ways to write one, gradients that vanish, and what it takes for them to explode.
 
-What holds for every step is shown by induction: the first step, and from any step to the next, both in symbols.
+What holds for every step is shown by induction: the first step, and from any step to the next. A gradient through time
+is a change of the first state that is carried on by the chain rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-import sympy
 from flint import arb, arb_mat, fmpq
-from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
+from sympy import Abs, And, Eq, Implies, Max, Sum
 
 from avow.core.chart import Chart, Table
-from avow.numerics.intervals import frobenius, most, norm, precision
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, Ranges, claims_on, numbered
-from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
+from avow.numerics.intervals import frobenius, precision
+from avow.theory.claims.claim import Formula, claims_on
+from avow.theory.claims.formal import Measured, Spans, Statement, decimal, each, real, sequence, whole
+from avow.theory.claims.kernel import Step
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import enclosed
 
 claim = claims_on("dynamics")
-delta, gamma = sympy.symbols("delta gamma", positive=True)
+delta, gamma, kappa = real("delta gamma kappa")
+d, i, j, k, t, T = whole("d i j k t T")
+W, U, b, h, g, x, s, z = sequence("W U b h g x s z")
+
+
+class sigma(Measured):  # noqa: N801 - it is printed by its name
+    """An activation, any function: cases try the ReLU."""
+
+    nargs = (1,)
+
+    def measured(self, values: Sequence[arb]) -> arb:
+        return values[0].max(arb(0))
+
+    def exact(self, values: Sequence[Any]) -> Any:
+        return Max(0, values[0])
 
 
 class Forms(NamedTuple):
-    """One step of each recurrence: from the state, the input x, W, U, b and the activation."""
+    """A unit's next state in each form: from the product with W, the states, what its input gives, its bias and σ."""
 
-    h: Formula = lambda h, x, W, U, b, sigma: W * sigma(h) + U * x + b
-    g: Formula = lambda g, x, W, U, b, sigma: sigma(W * g + U * x + b)
-
-
-def _relu(v: Matrix) -> Matrix:
-    return v.applyfunc(lambda z: sympy.Max(z, 0))
+    h: Formula = lambda W, h, u, b, sigma: W(lambda j: sigma(h(j))) + u + b
+    g: Formula = lambda W, g, u, b, sigma: sigma(W(g) + u + b)
 
 
-def _states(forms: Forms, steps: int) -> list[tuple[Matrix, Matrix]]:
-    """Both recurrences side by side in fractions, with a W that has no inverse."""
-    W, U, b = Matrix([[0, 1], [0, 0]]), Matrix([[1, -1], [2, 1]]), Matrix([Rational(1, 2), -1])
-    states = [(Matrix([1, -2]), _relu(Matrix([1, -2])))]
-    for t in range(steps):
-        (h, g), x = states[-1], Matrix([t - 1, Rational(1, t + 1)])
-        states.append((forms.h(h, x, W, U, b, _relu), forms.g(g, x, W, U, b, _relu)))
-    return states
+def _cut(number: Fraction) -> Fraction:
+    return max(number, Fraction(0))
+
+
+def _states(forms: Forms, weights: Any, inputs: Any, bias: Any, start: Any, steps: Any) -> list[list[list[Fraction]]]:
+    """Both recurrences in fractions, states by step: of the one form and of the other."""
+    found: list[list[list[Fraction]]] = [[list(start)], [list(map(_cut, start))]]
+    for step in steps:
+        for form, states in zip(forms, found, strict=True):
+            now = states[-1]
+            states.append(
+                [
+                    form(
+                        lambda f, row=row: sum(w * f(j) for j, w in enumerate(row)),
+                        now.__getitem__,
+                        sum(w * part for w, part in zip(ins, step, strict=True)),
+                        shift,
+                        _cut,
+                    )
+                    for row, ins, shift in zip(weights, inputs, bias, strict=True)
+                ]
+            )
+    return found
 
 
 def _forms_picture() -> Table:
-    states = enumerate(_states(Forms(), 4))
-    rows = [[t, *(str(tuple(map(str, state))) for state in (h, _relu(h), g))] for t, (h, g) in states]
+    weights, inputs, bias = [[0, 1], [0, 0]], [[1, -1], [2, 1]], [Fraction(1, 2), Fraction(-1)]
+    steps = [[Fraction(t - 1), Fraction(1, t + 1)] for t in range(4)]
+    states = zip(*_states(Forms(), weights, inputs, bias, [Fraction(1), Fraction(-2)], steps), strict=True)
+    rows = [
+        [t, *(str(tuple(map(str, state))) for state in (one, map(_cut, one), other))]
+        for t, (one, other) in enumerate(states)
+    ]
     return Table("Two recurrences, one network: σ(h) is g at every step", ("t", "h", "σ(h)", "g"), rows)
 
 
-def _column(entries: Sequence[arb]) -> arb_mat:
-    return arb_mat(len(entries), 1, entries)
+_SAME_START = each(i, 1, d, Eq(g[1, i], sigma(h[1, i])))
 
 
-def _tanh(v: arb_mat) -> arb_mat:
-    return _column([entry.tanh() for entry in v.entries()])
+def _step(form: Formula, states: Any, at: Any) -> Any:
+    fed = Sum(U[i, k] * x[at, k], (k, 1, d))
+    return form(lambda f: Sum(W[i, j] * f(j), (j, 1, d)), lambda j: states[at - 1, j], fed, b[i], sigma)
 
 
-def _forms(forms: Forms, *case: arb) -> arb:
-    """Three steps with tanh, the input turning its sign."""
-    W, U = (arb_mat(2, 2, case[at : at + 4]) for at in (0, 4))
-    b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
-    g, apart = _tanh(h), []
-    for _ in range(3):
-        h, g = forms.h(h, x, W, U, b, _tanh), forms.g(g, x, W, U, b, _tanh)
-        apart += [abs(entry) for entry in (_tanh(h) - g).entries()]
-        x = -x
-    return most(apart)
+def _recurrences(forms: Forms) -> list[Any]:
+    return [
+        each(t, 2, T, each(i, 1, d, Eq(states[t, i], _step(form, states, t))))
+        for form, states in zip(forms, (h, g), strict=True)
+    ]
+
+
+def _two_forms(forms: Forms) -> Statement:
+    def case(*numbers: Any) -> dict[Any, Any]:
+        n = list(map(decimal, numbers))
+        weights, inputs, bias, start, fed = ([n[0:2], n[2:4]], [n[4:6], n[6:8]], n[8:10], n[10:12], [n[12:14]])
+        one, other = _states(forms, weights, inputs, bias, start, [fed[0], [-part for part in fed[0]]])
+        return {d: 2, T: 3, W: weights, U: inputs, b: bias, x: [fed[0], fed[0], [-p for p in fed[0]]], h: one, g: other}
+
+    names = ["w₁₁", "w₁₂", "w₂₁", "w₂₂", "u₁₁", "u₁₂", "u₂₁", "u₂₂", "b₁", "b₂", "h₁", "h₂", "x₁", "x₂"]
+    return Statement(
+        variables={
+            T: "the number of states",
+            d: "the number of units, and of inputs",
+            W: "the recurrent weights",
+            U: "the input's weights",
+            b: "the biases",
+            x: "the inputs, by step",
+            h: "the states of the one network, by step",
+            g: "the states of the other",
+        },
+        given=[T >= 1, _SAME_START, *_recurrences(forms)],
+        then={"same": each(i, 1, d, Eq(g[T, i], sigma(h[T, i])))},
+        terms={"same": Eq(g[T, i], sigma(h[T, i]))},
+        notes=["σ is any function, entry by entry; W need have no inverse"],
+        spans=Spans(dict.fromkeys(names, (-2, 2)), case),
+    )
 
 
 @claim(
     "rnn-two-forms",
     expected="proved",
-    statement=r"h_t = W\sigma(h_{t-1}) + Ux_t + b,\ g_t = \sigma(Wg_{t-1} + Ux_t + b),\ g_0 = \sigma(h_0)"
-    r"\;\Rightarrow\; g_t = \sigma(h_t)\ \forall t",
+    formal=_two_forms,
     plain="The recurrent network with the activation inside the sum and the one with it outside are the same network,"
-    " read at two places: g_t = σ(h_t).",
-    assumptions=("g_0 = σ(h_0)", "any W, U, b and σ, in any dimension: W need have no inverse"),
+    " read at two places, where they start so: {same}.",
     subject=Forms(),
     sabotage={
-        "the bias outside": Forms(g=lambda g, x, W, U, b, sigma: sigma(W * g + U * x) + b),
-        "W outside": Forms(g=lambda g, x, W, U, b, sigma: W * sigma(g + U * x + b)),
-        "no activation on the state": Forms(h=lambda h, x, W, U, b, sigma: W * h + U * x + b),
+        "the bias outside": Forms(g=lambda W, g, u, b, sigma: sigma(W(g) + u) + b),
+        "the activation twice": Forms(g=lambda W, g, u, b, sigma: sigma(W(lambda j: sigma(g(j)) + 1) + u + b)),
+        "no activation on the state": Forms(h=lambda W, h, u, b, sigma: W(h) + u + b),
     },
     picture=_forms_picture,
-    falsifier=Falsifier(numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2), _forms),
 )
-def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
-    W, U, b, h, g, x = sympy.symbols("W U b h_{t-1} g_{t-1} x_t", commutative=False)
-    sigma = Function("sigma", commutative=False)
-    stepped = forms.h(h, x, W, U, b, sigma), forms.g(g, x, W, U, b, sigma)
-    says = "if g_(t−1) = σ(h_(t−1)), then g_t = σ(h_t), as products of matrices that do not commute; so for all t"
-    yield identity(stepped[1].subs(g, sigma(h)), sigma(stepped[0]), says)
-    inside = W * g + U * x + b
-    says = (
-        "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W"
+def rnn_two_forms(proof: Proof, forms: Forms) -> None:
+    some, start = proof.given(T >= 1), proof.given(_SAME_START)
+    inner, outer = map(proof.given, _recurrences(forms))
+    same = each(i, 1, d, Eq(g[t, i], sigma(h[t, i])))
+    so_far = Implies(t <= T, same)
+    row = And(t >= 1, t + 1 <= T, same)
+    one, other = (
+        (proof.member(step.formula, t + 1), proof.member(step.formula.args[3].subs(t, t + 1), i))
+        for step in (inner, outer)
     )
-    yield identity(inside.subs(g, sigma(h)), stepped[0], says)
-    states = _states(forms, 5)
-    says = "five steps with ReLUs and a W without inverse, in fractions"
-    yield rational(all(_relu(h) == g for h, g in states), says, steps=5)
-    W = Matrix([[0, 1], [0, 0]])
-    one, other = Matrix([1, 0]), Matrix([5, 0])
-    says = "dividing by W is no proof: here Wσ(h) = Wg for σ(h) = (1, 0) and g = (5, 0)"
-    yield rational(W.det() == 0 and W * one == W * other, says, determinant=W.det())
+    before = proof.member(same, j)
+    within = And(row, i >= 1, i <= d)
+    products = proof.sum_same(W[i, j] * g[t, j], W[i, j] * sigma(h[t, j]), (j, 1, d), before, when=within)
+    read = proof.same_value(sigma, _step(forms.g, g, t + 1).args[0], h[t + 1, i])
+    unit = proof.have(
+        Implies(within, Eq(g[t + 1, i], sigma(h[t + 1, i]))),
+        inner,
+        outer,
+        *one,
+        *other,
+        products,
+        read,
+        says="W meets σ(h) in both",
+    )
+    next_ = proof.every(each(i, 1, d, Eq(g[t + 1, i], sigma(h[t + 1, i]))), unit, when=row)
+    onward = proof.have(Implies(And(t >= 1, so_far), so_far.subs(t, t + 1)), next_)
+    base = proof.have(so_far.subs(t, 1), start)
+    proof.conclude("same", proof.at(proof.induction(so_far, t, 1, base, onward), {t: T}), some)
 
 
 class Gradient(NamedTuple):
-    """The bound asked of WᵀW, the rate it promises, and a W to try it on, in tenths, with δ = 9/10 and γ = 1."""
+    """The bound asked of WᵀW, and the rate it promises."""
 
     largest: Formula = lambda delta, gamma: delta**2 / gamma**2
     rate: Formula = lambda delta: delta
-    weights: tuple[tuple[int, ...], ...] = ((3, -5, 2), (4, 3, -1), (-2, 4, 5))
 
 
-CONTRACTION = Gradient()
+# A W to try, in tenths, with δ = 9/10 and γ = 1.
+CONTRACTION = ((3, -5, 2), (4, 3, -1), (-2, 4, 5))
+
+
+def _column(entries: Sequence[arb]) -> arb_mat:
+    return arb_mat(len(entries), 1, entries)
 
 
 def jacobian(weights: arb_mat, start: Sequence[arb], steps: int) -> arb_mat:
@@ -138,7 +205,7 @@ def _shorter(matrix: arb_mat, square: arb) -> bool:
 
 
 def _gradient_picture() -> Chart:
-    weights, steps = tenths(CONTRACTION.weights), list(range(1, 25))
+    weights, steps = tenths(CONTRACTION), list(range(1, 25))
     with precision(128):
         jacobians = [jacobian(weights, [arb(0)] * 3, t) for t in steps]
         lengths = [float(frobenius(matrix).mid()) for matrix in jacobians]
@@ -146,89 +213,131 @@ def _gradient_picture() -> Chart:
     return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
 
 
-def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
-    """The matrix of these entries, its largest singular value as asked for."""
-    a, b, c, d = entries
-    # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
-    longest = (norm([a + d, b - c]) + norm([a - d, b + c])) / 2
-    return arb_mat(2, 2, [entry * largest / longest for entry in entries])
+_SLOPES = each(t, 1, T, each(j, 1, d, Abs(s[t, j]) <= gamma))
+_CHAIN = each(t, 1, T, each(i, 1, d, Eq(z[t + 1, i], Sum(W[i, j] * s[t, j] * z[t, j], (j, 1, d)))))
+_CHANGED = {
+    T: "the number of steps",
+    d: "the number of units",
+    W: "the recurrent weights",
+    gamma: "the most that a slope is",
+    s: "the slopes of the activation, by step and unit",
+    z: "a change of the first state, as it is carried on",
+}
+_NOTES = [
+    "a change of h_0 is carried on by the chain rule, z_(t+1) = W diag(σ'(h_t)) z_t; the gradient is as long as the"
+    " most that it lengthens one"
+]
 
 
-def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
-    """How much longer a direction becomes: no more than the matrix's own length."""
-    return norm((product * _column(direction)).entries()) / norm(direction)
+def squares(of: Any) -> Any:
+    """The squared length of a vector."""
+    return Sum(of(j) ** 2, (j, 1, d))
 
 
-def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
-    """σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v."""
-    example, tenth = tenths(gradient.weights), arb(9) / 10
-    entries, start, direction = rest[:4], rest[4:6], rest[6:]
-    # σ = γ·tanh has slopes of at most γ; its γ goes into the product with W.
-    weights = _scaled(entries, share * gradient.largest(delta, gamma).sqrt() * gamma)
-    broken = []
-    for steps in (1, 2, 4):
-        broken.append(_grown(jacobian(weights, start, steps), direction) - gradient.rate(delta) ** steps)
-        own = jacobian(example, [*start, *start][: example.nrows()], steps)
-        broken.append(_grown(own, [*direction, *direction][: example.nrows()]) - tenth**steps)
-    return most(broken)
+def length(at: Any) -> Any:
+    """The squared length of the change after some steps."""
+    return squares(lambda j: z[at, j])
 
 
-# Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
-_WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
-_GAMMA: Ranges = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
+def stretches(most: Any) -> Any:
+    """That W lengthens none of the vectors it meets by more than a factor, as squares."""
+    met = Sum(Sum(W[i, j] * s[t, j] * z[t, j], (j, 1, d)) ** 2, (i, 1, d))
+    return each(t, 1, T, met <= most * squares(lambda j: s[t, j] * z[t, j]))
+
+
+def carried(weights: Any, slopes: Any, start: Any, steps: int) -> dict[Any, Any]:
+    """A change of two states and all that comes of it, in fractions."""
+    changes = [start]
+    for _ in range(steps):
+        now = [slope * part for slope, part in zip(slopes, changes[-1], strict=True)]
+        changes.append([sum((w * part for w, part in zip(row, now, strict=True)), Fraction(0)) for row in weights])
+    return {T: steps, d: len(start), W: weights, s: [slopes] * steps, z: changes}
+
+
+def _walk(*numbers: Any) -> dict[Any, Any]:
+    """A multiple of a rotation, slopes of a part of γ, and a direction."""
+    most, size, turn, *rest = map(decimal, numbers)
+    cosine, sine = (1 - turn**2) / (1 + turn**2), 2 * turn / (1 + turn**2)
+    weights = [[size * cosine, -size * sine], [size * sine, size * cosine]]
+    return {gamma: most, delta: size * most, **carried(weights, [most * part for part in rest[:2]], rest[2:], 2)}
+
+
+def _at_rate(rate: Any, *numbers: Any) -> dict[Any, Any]:
+    """The same, and a δ that need not be that of W."""
+    return _walk(*numbers) | {delta: decimal(rate)}
+
+
+_WALK = {
+    "δ": (0.05, 0.99),
+    "γ": (0.1, 3),
+    "size": (0.05, 3),
+    "turn": (-1, 1),
+    **dict.fromkeys(("s₁", "s₂", "v₁", "v₂"), (-1, 1)),
+}
+
+
+def _vanishing(gradient: Gradient) -> Statement:
+    rate = gradient.rate(delta)
+    return Statement(
+        variables=_CHANGED | {delta: "how much a step may lengthen"},
+        given=[T >= 0, gamma > 0, delta > 0, delta < 1, _SLOPES, _CHAIN, stretches(kappa)],
+        where={kappa: gradient.largest(delta, gamma)},
+        then={"short": length(T + 1) <= rate ** (2 * T) * length(1), "vanishes": delta**T <= 1 / (1 + T * (1 - delta))},
+        terms={
+            "rate": rate ** (2 * T),
+            "largest": gradient.largest(delta, gamma),
+            "gone": delta**T <= 1 / (1 + T * (1 - delta)),
+        },
+        notes=[*_NOTES, "λ_max(WᵀW) ≤ δ²/γ² says of every vector what is asked of those that W meets"],
+        spans=Spans(_WALK, _at_rate),
+    )
+
+
+def _one_step(proof: Proof, most: Any, now: Any, *supposed: Step) -> Step:
+    """A step lengthens no change by more than what W does times γ, as squares."""
+    slopes, chain, wide = map(proof.given, (_SLOPES, _CHAIN, gamma > 0))
+    at, unit = proof.member(_CHAIN, t), proof.member(_CHAIN.args[3], i)
+    product = Sum(W[i, j] * s[t, j] * z[t, j], (j, 1, d))
+    alike = proof.sum_same(z[t + 1, i] ** 2, product**2, (i, 1, d), chain, at, unit, when=now)
+    slope, own = proof.member(_SLOPES, t), proof.member(_SLOPES.args[3], j)
+    within = And(now, j >= 1, j <= d)
+    part = s[t, j] * z[t, j]
+    factor = proof.have(Implies(within, s[t, j] ** 2 <= gamma**2), slopes, slope, own, says="a slope is γ at most")
+    small = proof.have(Implies(within, part**2 <= gamma**2 * z[t, j] ** 2), factor)
+    shorter = proof.sum_most(part**2, gamma**2 * z[t, j] ** 2, (j, 1, d), small, when=now)
+    met = proof.member(stretches(most), t)
+    return proof.have(Implies(now, length(t + 1) <= most * gamma**2 * length(t)), alike, shorter, *supposed, met, wide)
 
 
 @claim(
     "rnn-vanishing",
     expected="proved",
-    statement=r"|\sigma'| \le \gamma,\ \lambda_{\max}(W^\top W) \le \delta^2/\gamma^2,\ \delta < 1 \;\Rightarrow\;"
-    r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\|_2 \le \delta^T",
-    plain="Where the activation's slope is at most γ and W's largest singular value at most δ/γ, with δ below 1, the"
-    " gradient through T steps is at most δ^T long: it vanishes.",
-    assumptions=("h_t = Wσ(h_{t−1}) + Ux_t + b", "σ is differentiable and works entry by entry", "any dimension"),
-    subject=CONTRACTION,
+    formal=_vanishing,
+    plain="Where the activation's slope is bounded, and W lengthens no squared vector by more than {largest}, a squared"
+    " change is after so many steps at most {rate} of what it was: the gradient vanishes, as {gone}.",
+    subject=Gradient(),
     sabotage={
-        "the bound without its square": CONTRACTION._replace(largest=lambda delta, gamma: delta / gamma),
-        "a rate of δ²": CONTRACTION._replace(rate=lambda delta: delta**2),
-        "small eigenvalues in place of small singular values": CONTRACTION._replace(weights=((0, 40), (0, 0))),
+        "the bound without its square": Gradient(largest=lambda delta, gamma: delta / gamma),
+        "a rate of δ²": Gradient(rate=lambda delta: delta**2),
     },
     picture=_gradient_picture,
-    falsifier=Falsifier({"δ": (0.05, 0.99)} | _GAMMA | _WALK, _vanishing),
 )
-def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
-    yield from _one_step_contracts(gradient.largest(delta, gamma), gradient.rate(delta))
-    says = "∂h_0/∂h_0 = I has norm 1 and every step multiplies it by at most δ: at most δ^T after T"
-    yield induction(lambda n: gradient.rate(delta) ** n, 0, 1, lambda length, n: gradient.rate(delta) * length, says)
-    weights, start = tenths(gradient.weights), [arb(0)] * len(gradient.weights)
-    says = "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)"
-    yield enclosed(_shorter(weights, arb(fmpq(81, 100))), says)
-    for steps in (1, 5, 20):
-        says = f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors"
-        yield enclosed(_shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps)), says)
-
-
-def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:
-    """‖W diag(σ') v‖ ≤ rate·‖v‖, from the bounds on WᵀW and σ'."""
-    z, y, w, v, theta = sympy.symbols("z y w v theta", real=True)
-    short = Symbol("r", nonnegative=True)
-    sigma, h = Function("sigma"), Function("h")
-    chained = w * sigma(y).diff(y).subs(y, h(z)) * h(z).diff(z)
-    says = "∂h_t = W diag(σ'(h_(t−1))) ∂h_(t−1), term by term"
-    yield identity(sympy.diff(w * sigma(h(z)), z).doit(), chained.doit(), says, amended)
-    slope = gamma * sympy.cos(theta)
-    says = "|σ'| ≤ γ, that is σ' = γ cos θ: ‖diag(σ')v‖ ≤ γ‖v‖, entry by entry"
-    yield nonnegative(gamma**2 * v**2 - (slope * v) ** 2, says, amended)
-    says = "in an eigenbasis of WᵀW, ‖Wv‖² = Σλ_i v_i² ≤ λ_max‖v‖², entry by entry with λ_i = λ_max − r_i"
-    yield nonnegative(sympy.expand(largest * v**2 - (largest - short) * v**2), says, amended)
-    yield identity(sqrt(largest) * gamma, rate, "so one step lengthens no vector by more than √λ_max·γ", amended)
-
-
-class Explosion(NamedTuple):
-    """W that is long and yet kills the gradient, where a unit w starts, and the size the amendment says is needed."""
-
-    nilpotent: Matrix = Matrix([[0, 2], [0, 0]])
-    start: int = 3
-    needed: Formula = lambda gamma: 1 / gamma
+def rnn_vanishing(proof: Proof, gradient: Gradient) -> None:
+    steps, positive, below = map(proof.given, (T >= 0, delta > 0, delta < 1))
+    rate = gradient.rate(delta)
+    most = gradient.largest(delta, gamma)
+    lengthens = _one_step(proof, most, And(t >= 1, t <= T), proof.given(stretches(most)))
+    now = Implies(And(t >= 1, t <= T), length(t + 1) <= rate**2 * length(t))
+    step = proof.have(now, lengthens, says="a step lengthens by δ at most")
+    bound = Implies(t <= T, length(t + 1) <= rate ** (2 * t) * length(1))
+    onward = proof.have(Implies(And(t >= 0, bound), bound.subs(t, t + 1)), proof.at(step, {t: t + 1}), positive)
+    proof.conclude("short", proof.at(proof.induction(bound, t, 0, onward), {t: T}), steps)
+    gone = delta**t * (1 + t * (1 - delta)) <= 1
+    proof.conclude("vanishes", proof.at(proof.induction(gone, t, 0, positive), {t: T}), steps, below)
+    for steps_ in (1, 5, 20):
+        says = f"an instance: ∂h_T/∂h_0 after T = {steps_} is shorter than 0.9^{steps_}, by Sylvester's minors"
+        example = jacobian(tenths(CONTRACTION), [arb(0)] * 3, steps_)
+        proof.shows(enclosed(_shorter(example, arb(fmpq(9, 10)) ** (2 * steps_)), says))
 
 
 def _unit_gradient(start: int, steps: int) -> arb:
@@ -252,67 +361,123 @@ def _explosion_picture() -> Chart:
     return Chart("Three gradients; the largest singular value is above 1/γ in all", "T", "length", series, log_y=True)
 
 
-def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
-    """As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ."""
-    # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
-    product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
-    # A gradient that explodes is longer after twenty steps than before the first.
-    return 1 - norm(product.entries())
+y = sequence("y")
+_LONG = Sum(Sum(W[i, j] * y[j], (j, 1, d)) ** 2, (i, 1, d))
 
 
-def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:
-    weights = _scaled(rest[:4], share * explosion.needed(gamma) * gamma)
-    return most([_grown(jacobian(weights, rest[4:6], steps), rest[6:]) - 1 for steps in (1, 2, 4)])
+class Explosion(NamedTuple):
+    """What is said to make a gradient explode; and beyond what W must stretch for it, as squares."""
+
+    enough: Formula
+    needed: Formula
+
+
+def _explodes(explosion: Explosion) -> Statement:
+    def case(_: Any, *numbers: Any) -> dict[Any, Any]:
+        found = _walk(*numbers)
+        return {**found, y: found[z][0]}
+
+    enough = explosion.enough(delta, gamma)
+    return Statement(
+        variables=_CHANGED | {delta: "by how much W may lengthen, times γ", y: "a vector that W lengthens"},
+        given=[T >= 1, gamma > 0, delta > 0, _SLOPES, _CHAIN, length(1) > 0, enough],
+        then={"longer": length(T + 1) > length(1)},
+        terms={"ratio": delta**2 / gamma**2 > 1} if enough.has(delta) else {},
+        notes=[*_NOTES, "what explodes is longer in the end than at the start"],
+        spans=Spans(_WALK, case),
+    )
+
+
+def _needs(explosion: Explosion) -> Statement:
+    needed = explosion.needed(delta, gamma)
+    bounded = [delta > 0, delta <= 1] if needed.has(delta) else []
+    return Statement(
+        variables=_CHANGED | ({delta: "by how much W may lengthen, times γ"} if bounded else {}),
+        given=[T >= 0, gamma > 0, *bounded, _SLOPES, _CHAIN],
+        then={"needed": Implies(stretches(kappa), length(T + 1) <= length(1))},
+        where={kappa: needed},
+        terms={"needed": needed, **({"small": delta <= 1} if bounded else {})},
+        notes=_NOTES,
+        spans=Spans(_WALK, _at_rate),
+    )
+
+
+def _never_longer(proof: Proof, explosion: Explosion) -> None:
+    needed = explosion.needed(delta, gamma)
+    steps, stretched = proof.given(T >= 0), stretches(needed)
+    uses = [_one_step(proof, needed, And(t >= 1, t <= T, stretched))]
+    if needed.has(delta):
+        uses += [
+            proof.given(delta > 0),
+            proof.given(delta <= 1),
+            proof.sum_most(0, z[t, j] ** 2, (j, 1, d)),
+        ]
+    step = proof.have(Implies(And(t >= 1, t <= T, stretched), length(t + 1) <= length(t)), *uses)
+    bound = Implies(And(t <= T, stretched), length(t + 1) <= length(1))
+    onward = proof.have(Implies(And(t >= 0, bound), bound.subs(t, t + 1)), proof.at(step, {t: t + 1}))
+    always = proof.induction(bound, t, 0, onward, says="no step lengthens")
+    proof.conclude("needed", proof.at(always, {t: T}), steps)
+
+
+def _grows(_: Any, __: Any) -> Any:
+    return each(t, 1, T, length(t + 1) > length(t))
+
+
+EXPLOSION = Explosion(
+    lambda delta, gamma: gamma**2 * _LONG > squares(lambda j: y[j]), lambda delta, gamma: 1 / gamma**2
+)
 
 
 @claim(
     "rnn-exploding",
     expected="corrected",
-    statement=r"|\sigma'| \le \gamma,\ \sigma_{\max}(W) > 1/\gamma \;\Rightarrow\;"
-    r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\| \to \infty",
-    plain="If the largest singular value of W exceeds 1/γ, the gradient explodes.",
-    amended=r"\sup_T \Big\|\frac{\partial h_T}{\partial h_0}\Big\|_2 > 1 \;\Rightarrow\; \sigma_{\max}(W) > 1/\gamma;"
-    r"\quad\text{the converse is false}",
-    amended_plain="A largest singular value above 1/γ is necessary for the gradient to explode, and not sufficient: a"
-    " nilpotent W or a saturated activation kills it.",
-    assumptions=("h_t = Wσ(h_{t−1}) + Ux_t + b", "σ is differentiable and works entry by entry", "any dimension"),
-    subject=Explosion(),
+    formal=_explodes,
+    plain="If W lengthens some vector by more than the slopes can shorten, the gradient explodes.",
+    amendment=_needs,
+    amended_plain="It is necessary for the gradient to grow that W lengthens some squared vector it meets by more than"
+    " {needed}, and not sufficient: a nilpotent W or a saturated activation kills it.",
+    subject=EXPLOSION,
     sabotage={
-        "a W that does explode": Explosion(nilpotent=Matrix([[2, 0], [0, 2]])),
-        "a unit that is not saturated": Explosion(start=0),
-        "2/γ in place of 1/γ": Explosion(needed=lambda gamma: 2 / gamma),
+        "a change that grows at every step": EXPLOSION._replace(enough=_grows),
+        "2/γ in place of 1/γ": EXPLOSION._replace(needed=lambda delta, gamma: 4 / gamma**2),
     },
     picture=_explosion_picture,
-    needs=("rnn-vanishing",),
-    falsifier=Falsifier(_GAMMA | _WALK, _explodes, _needs),
 )
-def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
-    W = explosion.nilpotent
-    a, b, c, d, z = sympy.symbols("a b c d z", real=True)
-    product = W * diag(a, b) * W * diag(c, d)
-    largest = max((W.T * W).eigenvals())
-    says = "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has"
-    facts = {"largest_eigenvalue": str(largest), "gradient": str(product.tolist())}
-    yield counterexample(largest > 1 and product == sympy.zeros(2, 2), says, "SymPy", **facts)
-    with precision(256):
-        length = abs(_unit_gradient(explosion.start, 20))
-    says = (
-        f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20"
+def rnn_exploding(against: Refutation, proof: Proof, explosion: Explosion) -> None:
+    one, nought = Fraction(1), Fraction(0)
+    nilpotent = carried([[nought, Fraction(2)], [nought, nought]], [one, one], [one, one], 2)
+    against.case(
+        nilpotent | {gamma: 1, delta: 1, y: [nought, one]}, "W = [[0, 2], [0, 0]]: after two steps nothing is left"
     )
-    yield counterexample(bool(length < arb(10) ** -20), says, "balls", gradient=length.str(5))
-    yield from _one_step_contracts(explosion.needed(gamma) ** 2, 1, amended=True)
-    before, step = (1 / (1 + Symbol(name, nonnegative=True)) for name in ("x", "y"))
-    says = "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer"
-    yield nonnegative(1 - step * before, says, True)
-    # One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3.
-    unit = 3 * sympy.tanh(z)
-    yield identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
-    says = "where its slope is 3: the gradient is 3^T, and explodes"
-    yield induction(lambda n: 3**n, 0, 1, lambda length, n: sympy.diff(unit, z).subs(z, 0) * length, says, amended=True)
+    saturated = carried([[Fraction(3)]], [Fraction(1, 100)], [one], 2)
+    against.case(saturated | {gamma: 1, delta: 1, y: [one]}, "W = 3, one unit near 3, where tanh hardly changes")
+    _never_longer(proof, explosion)
 
-    def stays(h: arb) -> bool:
-        out = h.tanh()
-        return bool(3 * out > arb("2.9")) and bool(3 * out < 3) and bool(3 * (1 - out * out) < arb("0.1"))
 
-    says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
-    yield cover(stays, [(2.9, 3.0)], says, amended=True)
+RATIO = Explosion(
+    lambda delta, gamma: And(delta**2 / gamma**2 > 1, Eq(_LONG, delta**2 / gamma**2 * squares(lambda j: y[j]))),
+    lambda delta, gamma: delta**2 / gamma**2,
+)
+
+
+@claim(
+    "rnn-exploding-ratio",
+    expected="corrected",
+    formal=_explodes,
+    plain="Where W lengthens some vector by the ratio of two numbers, the second of which no slope exceeds, the"
+    " gradient explodes if {ratio}.",
+    amendment=_needs,
+    amended_plain="The slopes shorten what W lengthens. Where W lengthens no squared vector by more than {needed}, and"
+    " {small}, the gradient never grows, however large that ratio is; beyond it may grow, and need not.",
+    subject=RATIO,
+    sabotage={
+        "a change that grows at every step": RATIO._replace(enough=_grows),
+        "the ratio itself allowed": RATIO._replace(needed=lambda delta, gamma: 1 + delta**2 / gamma**2),
+    },
+    picture=_explosion_picture,
+)
+def rnn_exploding_ratio(against: Refutation, proof: Proof, explosion: Explosion) -> None:
+    half = carried([[Fraction(2)]], [Fraction(1, 4)], [Fraction(1)], 2)
+    says = "γ = ¼ and δ = ½: W doubles, the slopes quarter, and a step halves"
+    against.case(half | {gamma: Fraction(1, 4), delta: Fraction(1, 2), y: [Fraction(1)]}, says)
+    _never_longer(proof, explosion)

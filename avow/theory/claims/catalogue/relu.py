@@ -1,11 +1,11 @@
-r"""What a network of ReLUs can be: a line, a square on [0, 1] from one layer or many, and no square on the whole line.
+r"""What a network of ReLUs can be: a line, a continuous function, a square from one layer or many, but not on R.
 
-:math:`f(x) = w_1^\top \sigma(w_0 x + b_0) + b_1`, :math:`\sigma(z) = \max(z, 0) = (z + |z|)/2`.
+:math:`f(x) = w_1^\top \sigma(w_0 x + b_0) + b_1`, :math:`\sigma(z) = \max(z, 0)`.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -14,22 +14,28 @@ from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
-from sympy import Rational, Symbol, cos, log, sin, sqrt
+from sympy import Abs, And, Eq, Implies, Max, Piecewise, Rational, Sum, cos, sin, sqrt
 
 from avow.core.chart import Chart, Table, curves
-from avow.numerics.intervals import ball, most, total
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, Versions, claims_on, numbered, of_versions
-from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational, symbols
+from avow.numerics.intervals import ball, most
+from avow.theory.claims.claim import Falsifier, Formula, Versions, claims_on, numbered
+from avow.theory.claims.evidence import Evidence
+from avow.theory.claims.formal import Exists, Spans, Statement, decimal, each, real, sequence, whole
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import identity, kept, nonnegative, positive, rational, symbols
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
 
 claim = claims_on("relu")
-m, b, x = symbols(real="m b x")
+m, b, x, y, eps = real("m b x y varepsilon")
+K, M, N, i, j, k, n = whole("K M N i j k n")
 
 
 def relu(z: Any) -> Any:
-    """:math:`\\sigma(z) = (z + |z|)/2`, for symbols and for fractions alike."""
-    return (z + abs(z)) / 2
+    """:math:`\\sigma(z) = \\max(z, 0)`, for symbols, balls and numbers alike."""
+    if isinstance(z, arb):
+        return z.max(arb(0))
+    return Max(0, z) if isinstance(z, sympy.Basic) else max(z, 0 * z)
 
 
 def evaluated(layers: Layers, x: Fraction) -> Fraction:
@@ -59,33 +65,31 @@ OUTPUT_SLOPE = Units(lambda m, b: [1, 1], lambda m, b: [0, 0], lambda m, b: [m, 
 TWO_UNITS = Units(lambda m, b: [m, -m], lambda m, b: [b, -b], lambda m, b: [1, -1])
 
 
-def cut(amended: bool = False) -> Iterator[Evidence]:
-    """The ReLU's formula is the ReLU."""
-    size = Symbol("p", nonnegative=True)
-    yield identity(relu(size), size, "σ(z) = (z + |z|)/2 is z where z = p ≥ 0", amended)
-    yield identity(relu(-size), 0, "and 0 where z = −p ≤ 0", amended)
-
-
 def _lines_picture(units: Units, name: str) -> Chart:
     heights: Any = {"x + 1": lambda x: x + 1, name: partial(units.at, 1, 1), "two units": partial(TWO_UNITS.at, 1, 1)}
     xs: Any = [Fraction(i, 10) for i in range(-30, 31)]
     return curves("The line x + 1 and networks said to be it", "x", "f(x)", xs, heights)
 
 
-def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
-    return abs(units.at(m, b, x) - (m * x + b))
+def _line(units: Units) -> Statement:
+    network = units.at(m, b, x)
+    return Statement(
+        variables={m: "the slope", b: "the height at nought", x: "the input"},
+        then={"line": Eq(network, m * x + b)},
+        terms={"line": m * x + b, "network": network},
+        notes=["real arithmetic"],
+        spans={m: (-3, 3), b: (-3, 3), x: (-3, 3)},
+    )
 
 
 @claim(
     "relu-linear-a",
     expected="corrected",
-    statement=r"w_0 = [m, 0],\ b_0 = [b, 0],\ w_1 = [1, 0] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b",
-    plain="One ReLU with slope m and bias b computes the line mx + b.",
-    amended=r"w_0 = [m, -m],\ b_0 = [b, -b],\ w_1 = [1, -1] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b"
-    r"\quad\text{for all real } m, b, x",
-    amended_plain="One unit gives 0 wherever the line is negative. Two units, one for each sign, subtracted, are the"
-    " line everywhere.",
-    assumptions=("real arithmetic", "any real m, b and x"),
+    formal=lambda lines: _line(lines.stated),
+    plain="One ReLU with a slope and a bias, {network}, computes the line {line}.",
+    amendment=lambda lines: _line(lines.amended),
+    amended_plain="One unit gives nothing wherever the line is negative. Two units, one for each sign, subtracted, are"
+    " the line everywhere: {network}.",
     subject=Versions(ONE_UNIT, TWO_UNITS),
     sabotage={
         "two units added": Versions(ONE_UNIT, TWO_UNITS._replace(outs=lambda m, b: [1, 1])),
@@ -93,44 +97,25 @@ def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
         "a network that is right to begin with": Versions(TWO_UNITS, TWO_UNITS),
     },
     picture=lambda: _lines_picture(ONE_UNIT, "one unit"),
-    falsifier=Falsifier(numbered("m b x", -3, 3), *of_versions(_line)),
 )
-def relu_linear_a(lines: Versions) -> Iterator[Evidence]:
-    one, zero = Fraction(1), Fraction(0)
-    value = lines.stated.at(one, zero, -one)
-    says = "m = 1, b = 0, x = −1: the line is −1"
-    yield counterexample(value != -1, says, "fractions", network=str(value), line="-1")
-    steep, below = Symbol("m", real=True, nonzero=True), Symbol("p", positive=True)
-    where = (-below - b) / steep
-    yield identity(lines.stated.at(steep, b, where), 0, "for every m ≠ 0 and b the network is 0 where mx + b = −p < 0")
-    yield from cut(amended=True)
-    says = "σ(mx + b) − σ(−mx − b) = mx + b for all m, b, x"
-    yield identity(lines.amended.at(m, b, x), m * x + b, says, amended=True)
-    yield kept(relu_linear(Fraction(-7, 4), 3), "the library's −7/4·x + 3, on the whole line", amended=True)
+def relu_linear_a(against: Refutation, proof: Proof, _: Versions) -> None:
+    against.case({m: 1, b: 0, x: -1}, "the line is −1 at −1, and the network 0")
+    proof.conclude("line", says="max(z, 0) − max(−z, 0) = z")
+    proof.shows(kept(relu_linear(Fraction(-7, 4), 3), "the library's −7/4·x + 3, on the whole line"))
 
 
 @claim(
     "relu-linear-b",
     expected="refuted",
-    statement=r"w_0 = [1, 1],\ b_0 = 0,\ w_1 = [m, 0] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b",
-    plain="Two units of slope 1 without biases, the first weighted by m, compute the line mx + b.",
-    assumptions=("real arithmetic", "any real m, b and x"),
+    formal=_line,
+    plain="Two units of slope one without biases, the first weighted by the slope, compute the line {line}.",
     subject=OUTPUT_SLOPE,
     sabotage={"the two units that do it": TWO_UNITS},
     picture=lambda: _lines_picture(OUTPUT_SLOPE, "w_0 = [1, 1], w_1 = [1, 0]"),
-    falsifier=Falsifier(numbered("m b x", -3, 3), _line),
 )
-def relu_linear_b(units: Units) -> Iterator[Evidence]:
-    one, zero = Fraction(1), Fraction(0)
-    for slope, shift, where, says in (
-        (one, one, zero, "m = 1, b = 1, x = 0: without a bias the network is 0 at 0, whatever b is"),
-        (one, zero, -one, "m = 1, b = 0, x = −1: left of 0 no unit is awake, whatever m is"),
-    ):
-        value, line = units.at(slope, shift, where), slope * where + shift
-        yield counterexample(value != line, says, "fractions", network=str(value), line=str(line))
-    yield identity(units.at(m, b, sympy.Integer(0)), 0, "at x = 0 it is 0 for every m and b: wrong if b ≠ 0")
-    left = -Symbol("p", positive=True)
-    yield identity(units.at(m, b, left), 0, "at every x < 0 it is 0: wrong if m ≠ 0, all but once")
+def relu_linear_b(against: Refutation, _: Units) -> None:
+    against.case({m: 1, b: 1, x: 0}, "without a bias the network is 0 at 0, whatever b is")
+    against.case({m: 1, b: 0, x: -1}, "left of 0 no unit is awake, whatever m is")
 
 
 # ε and the units it takes, as the ledger records them.
@@ -144,7 +129,10 @@ class Hinges(NamedTuple):
     offset: Formula = lambda i: 1 - 2 * i
     out: Formula = lambda n: 4 / n**2
     bias: Formula = lambda n: 1 / (2 * n**2)
-    units: Mapping[Fraction, int] = WIDE
+
+    def unit(self, i: Any, x: Any) -> Any:
+        """A unit at x, before its output weight."""
+        return relu(self.weight(2 * K + 1) * x + self.offset(i))
 
     def layers(self, units: int) -> Layers:
         """The network in fractions."""
@@ -164,17 +152,74 @@ def _square_picture() -> Chart:
     return Chart("How near ReLUs come to x² on [0, 1]", "hidden units", "largest error", series, True, True)
 
 
-def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
-    """K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
+_ERROR = 1 / (2 * (2 * K + 1) ** 2)
+_ON_UNIT = [K >= 1, x >= 0, x <= 1]
 
-    def off(units: int) -> arb:
-        n = arb(2 * units + 1)
-        awake = total(relu(network.weight(n) * x + network.offset(i)) for i in range(1, units + 1))
-        return abs(network.out(n) * awake + network.bias(n) - x * x)
 
-    eps, enough = list(network.units.items())[which]
-    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - ball(eps)]
-    return most([*broken, arb(1) / 18 - _farthest(*one)])
+def _square(network: Hinges) -> Statement:
+    hidden = Sum(network.unit(i, x), (i, 1, K))
+    answer = network.out(2 * K + 1) * hidden + network.bias(2 * K + 1)
+    return Statement(
+        variables={K: "the number of units", x: "the input", eps: "how near it is to come"},
+        given=[*_ON_UNIT, eps > 0],
+        then={"within": Abs(answer - x**2) <= _ERROR, "any": Exists(k, And(k >= 1, _ERROR.subs(K, k) <= eps))},
+        terms={"square": x**2, "error": _ERROR, "eps": eps},
+        notes=["real arithmetic"],
+        spans={K: range(1, 41), x: (0, 1), eps: (0.001, 1)},
+    )
+
+
+@claim(
+    "relu-square",
+    expected="proved",
+    formal=_square,
+    plain="For any {eps} above nought some finite network is within it of {square} on the unit interval: one hidden"
+    " layer of K units with an output bias comes within {error}, which some K brings below.",
+    subject=Hinges(),
+    sabotage={
+        "without the output bias": Hinges(bias=lambda n: 0 * n),
+        "knots at multiples of 1/K": Hinges(weight=lambda n: (n - 1) / 2, offset=lambda i: 1 - i),
+        "jumps half as large": Hinges(out=lambda n: 2 / n**2),
+    },
+    picture=_square_picture,
+)
+def relu_square_wide(proof: Proof, network: Hinges) -> None:
+    some, low, high, above = map(proof.given, [*_ON_UNIT, eps > 0])
+
+    def partly(last: Any) -> Any:
+        """The first units at y = nx: all of them awake, or near enough already."""
+        total = Sum(relu(y + network.offset(i)), (i, 1, last))
+        awake = Implies(y >= 2 * last - 1, Eq(total, last * y - last**2))
+        near = Implies(And(y >= 0, y <= 2 * last + 1), Abs(4 * total + Rational(1, 2) - y**2) <= Rational(1, 2))
+        return And(awake, near)
+
+    # Without a unit, ½ is near y² up to 1.
+    longer = proof.sum_last(relu(y + network.offset(i)), (i, 1, k))
+    step = Implies(And(k >= 0, partly(k)), partly(k + 1))
+    onward = proof.have(step, longer, says="unit k + 1 wakes at 2k + 1, and bends the line to the next even number")
+    scaled = proof.at(proof.induction(partly(k), k, 0, onward), {k: K})
+    at = proof.at(scaled, {y: network.weight(2 * K + 1) * x})
+    total = Sum(network.unit(i, x), (i, 1, K))
+    near = proof.have(
+        Abs(4 * total + Rational(1, 2) - ((2 * K + 1) * x) ** 2) <= Rational(1, 2), at, some, low, high, says="y = nx"
+    )
+    proof.conclude("within", near, some, says="over n²")
+    more = sympy.floor(1 / eps) + 1
+    below, next_ = proof.whole_below(1 / eps, above), proof.next_whole(sympy.Integer(0), more)
+    exists = proof.statement.parts["any"]
+    enough = proof.have(And(more >= 1, 2 * (2 * more + 1) ** 2 * eps >= 1), below, next_, above, says="K > 1/ε")
+    proof.conclude("any", proof.some(exists, more, enough))
+    for bound, units in WIDE.items():
+        error = square_error(network.layers(units))
+        says = f"{units} units come within ε = {bound}"
+        proof.shows(rational(error == Fraction(1, 2 * (2 * units + 1) ** 2) <= bound, says, units=units, error=error))
+    proof.shows(kept(relu_square(1e-3), "the library's network for ε = 1e-3, its weights rounded to float64"))
+
+
+def _best(units: Mapping[Fraction, int], which: int, *one: arb) -> arb:
+    """The units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
+    eps, enough = list(units.items())[which]
+    return most([ball(square_error(hinges(enough)) - eps), arb(1) / 18 - _farthest(*one)])
 
 
 def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
@@ -184,58 +229,31 @@ def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
 
 
 @claim(
-    "relu-square",
+    "relu-square-best",
     expected="proved",
-    statement=r"\forall \varepsilon > 0\ \exists K:\ \Big|\tfrac{4}{n^2}\sum_{i=1}^{K}\sigma(nx - (2i-1)) +"
-    r"\tfrac{1}{2n^2} - x^2\Big| \le \tfrac{1}{2n^2} \le \varepsilon \text{ on } [0,1],\ n = 2K + 1,"
-    r"\text{ and no } K \text{ units come closer}",
-    plain="For any ε some finite network is within ε of x² on [0, 1]. One hidden layer of K units with an output bias"
-    " comes within exactly 1/(2(2K+1)²), and no layer of K units comes closer: 4, 11, 35 and 354 units for 1e-2, 1e-3,"
-    " 1e-4 and 1e-6.",
+    statement=r"\max_{[0,1]} \Big|\sum_{i=1}^{K} w_i\sigma(a_i x + b_i) + c - x^2\Big| \ge \frac{1}{2(2K+1)^2}"
+    r"\quad\text{for all } a, b, w, c",
+    plain="No hidden layer of K units with an output bias comes closer to x² on [0, 1] than 1/(2(2K+1)²): 4, 11, 35 and"
+    " 354 units are the fewest for 1e-2, 1e-3, 1e-4 and 1e-6.",
     assumptions=("real arithmetic", "x in [0, 1]", "one hidden layer with an output bias", "K ≥ 1"),
-    subject=Hinges(),
-    sabotage={
-        "without the output bias": Hinges(bias=lambda n: 0 * n),
-        "knots at multiples of 1/K": Hinges(weight=lambda n: (n - 1) / 2, offset=lambda i: 1 - i),
-        "jumps half as large": Hinges(out=lambda n: 2 / n**2),
-        "one unit fewer": Hinges(units={eps: units - 1 for eps, units in WIDE.items()}),
-    },
+    subject=WIDE,
+    sabotage={"one unit fewer": {eps: units - 1 for eps, units in WIDE.items()}},
     picture=_square_picture,
-    falsifier=Falsifier(
-        {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2), _hinges
-    ),
+    needs=("relu-square",),
+    falsifier=Falsifier({"ε, of four": range(4), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2), _best),
 )
-def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
-    yield from _within(network)
-    r, more = symbols(positive="r", nonnegative="s")
-    says = "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε"
-    yield nonnegative(sympy.expand(2 * (r**2 / 8) * (2 * (1 / r + more) + 1) ** 2 - 1), says)
+def relu_square_best(units: Mapping[Fraction, int]) -> Iterator[Evidence]:
     yield from _no_better()
     yield from _pieces()
-    for eps, units in network.units.items():
-        error = square_error(network.layers(units))
-        says = f"{units} units: the largest error, at the ends and the vertex of every piece, is 1/(2(2K+1)²)"
-        yield rational(error == Fraction(1, 2 * (2 * units + 1) ** 2), says, units=units, error=error)
-        fewer = Fraction(1, 2 * (2 * units - 1) ** 2)
-        says = f"it is at most ε = {eps}, and a unit fewer is not enough"
-        yield rational(error <= eps < fewer, says, error=error, with_one_fewer=fewer)
-    yield kept(relu_square(1e-3), "the library's network for ε = 1e-3, its weights rounded to float64")
+    for bound, enough in units.items():
+        error, fewer = (Fraction(1, 2 * (2 * count + 1) ** 2) for count in (enough, enough - 1))
+        says = f"it is at most ε = {bound}, and a unit fewer is not enough"
+        yield rational(error <= bound < fewer, says, error=error, with_one_fewer=fewer)
 
 
-def _within(network: Hinges) -> Iterator[Evidence]:
-    """On every piece the error is −cos(2θ)/(2n²)."""
-    n, units, j, i, theta = symbols(integer_positive="n K j", integer_nonnegative="i", real="theta")
-    knot = -network.offset(j) / network.weight(n)
-    yield identity(knot, (2 * j - 1) / n, "unit j wakes at (2j − 1)/n")
-    offsets = sympy.summation(network.offset(j), (j, 1, i))
-    where = (2 * i + sin(theta)) / n
-    last = where.subs({i: units, n: 2 * units + 1, theta: sympy.pi / 2})
-    yield identity(last, 1, "as n = 2K + 1, piece K ends at 1: x = (2i + sin θ)/n, i = 0 … K, is all of [0, 1]")
-    value = network.out(n) * (i * network.weight(n) * where + offsets) + network.bias(n)
-    says = "there, i units are awake, and x² − f(x) = −cos(2θ)/(2n²)"
-    yield identity(where**2 - value, -cos(2 * theta) / (2 * n**2), says)
-    yield nonnegative(1 - cos(2 * theta), "cos(2θ) ≤ 1")
-    yield nonnegative(1 + cos(2 * theta), "cos(2θ) ≥ −1: the error is at most 1/(2n²), and is that at θ = 0")
+def _cut(z: Any) -> Any:
+    """The ReLU as SymPy sees through it: (z + |z|)/2."""
+    return (z + abs(z)) / 2
 
 
 def _no_better() -> Iterator[Evidence]:
@@ -248,14 +266,14 @@ def _no_better() -> Iterator[Evidence]:
     says = "x² minus a line has second difference h²/2 on length h"
     yield identity(left(a) + left(a + h) - 2 * left(a + h / 2), h**2 / 2, says)
     for before, after, words in ((p, p + q, "left of the middle"), (p + q, p, "right of the middle")):
-        bent = relu(-before) + relu(after) - 2 * relu((after - before) / 2)
+        bent = _cut(-before) + _cut(after) - 2 * _cut((after - before) / 2)
         yield nonnegative(bent, f"a kink that bends f down, {words}, only adds to it: σ(−u) + σ(v) − 2σ((v − u)/2) ≥ 0")
     says = "off by at most e, it is at most 4e: a stretch without an upward kink is at most √(8e) long"
     yield nonnegative(sympy.expand((sqrt(8 * e) + p) ** 2 / 2 - 4 * e), says)
     # What a unit with a kink at t adds to the slope left of it, against the jump it makes there.
     c, step, v, t = symbols(positive="c p", real="v t")
     for sign, words in ((1, "on the right adds no slope left of its kink"), (-1, "on the left adds minus its jump")):
-        before, at, after = (v * relu(sympy.expand(sign * c * (x - t))) for x in (t - step, t, t + step))
+        before, at, after = (v * _cut(sympy.expand(sign * c * (x - t))) for x in (t - step, t, t + step))
         fall, rise = (at - before) / step, (after - at) / step
         yield identity(fall, 0 if sign > 0 else -(rise - fall), f"a unit awake {words}")
     says = "all kinks upward: f starts with slope −p ≤ 0, and x² − f climbs by h² + ph ≥ h² there"
@@ -279,6 +297,134 @@ def _pieces() -> Iterator[Evidence]:
     yield nonnegative((1 / n + more) ** 2 / 8 - 1 / (8 * n**2), says)
 
 
+def _without_bias(parts: tuple[Formula, Formula, Formula]) -> Statement:
+    weight, offset, out = parts
+    network = Sum(out(i) * relu(weight(i) * x + offset(i)), (i, 1, K + 1))
+    return Statement(
+        variables={K: "the number of units that bend", x: "the input", eps: "how near it is to come"},
+        given=[*_ON_UNIT, eps > 0],
+        then={"within": Abs(network - x**2) <= _ERROR, "any": Exists(k, And(k >= 1, _ERROR.subs(K, k) <= eps))},
+        terms={"square": x**2, "error": _ERROR, "eps": eps},
+        notes=["real arithmetic"],
+        spans={K: range(1, 21), x: (0, 1), eps: (0.001, 1)},
+    )
+
+
+_ODD = 2 * K + 1
+_PARTS: tuple[Formula, ...] = (
+    lambda i: Piecewise((_ODD, i <= K), (0, True)),
+    lambda i: Piecewise((1 - 2 * i, i <= K), (1, True)),
+    lambda i: Piecewise((4 / _ODD**2, i <= K), (1 / (2 * _ODD**2), True)),
+)
+
+
+@claim(
+    "relu-square-no-bias",
+    expected="proved",
+    formal=_without_bias,
+    plain="Without an output bias a hidden layer comes within any {eps} of {square} on the unit interval as well: one"
+    " more unit that is constant takes its place, and the layer comes within {error}.",
+    subject=_PARTS,
+    sabotage={
+        "no unit in the place of the bias": (*_PARTS[:2], lambda i: Piecewise((4 / _ODD**2, i <= K), (0, True))),
+        "a unit that sleeps": (_PARTS[0], lambda i: Piecewise((1 - 2 * i, i <= K), (-1, True)), _PARTS[2]),
+    },
+    picture=_square_picture,
+    needs=("relu-square",),
+)
+def relu_square_no_bias(proof: Proof, parts: tuple[Formula, Formula, Formula]) -> None:
+    weight, offset, out = parts
+    some, low, high, above = map(proof.given, [*_ON_UNIT, eps > 0])
+    values = {K: K, x: x, eps: eps}
+    biased = proof.known(relu_square_wide, "within", values, says="the layer with an output bias")
+    unit = out(i) * relu(weight(i) * x + offset(i))
+    more = proof.sum_last(unit, (i, 1, K))
+    bends = proof.sum_same(unit, 4 / _ODD**2 * relu(_ODD * x + 1 - 2 * i), (i, 1, K))
+    proof.conclude("within", biased, more, bends, some, low, high, above)
+    proof.conclude("any", proof.known(relu_square_wide, "any", values), some, low, high, above)
+
+
+f = sequence("f")
+
+
+def _continuous_picture() -> Chart:
+    def through(pieces: int, at: float) -> float:
+        place = min(int(at * pieces), pieces - 1)
+        low, high = (math.sin(7 * (place + more) / pieces) for more in (0, 1))
+        return low + (high - low) * (at * pieces - place)
+
+    heights: Any = {"sin 7x": lambda x: math.sin(7 * x)}
+    heights |= {f"{pieces} pieces": partial(through, pieces) for pieces in (3, 6)}
+    return curves("A layer through a function's values on a grid", "x", "f(x)", [i / 60 for i in range(61)], heights)
+
+
+_CLOSE = each(i, 1, N + 1, Implies(Abs(x - (i - 1) / N) <= 1 / N, Abs(y - f[i]) <= eps))
+
+
+def _continuous(bend: Formula) -> Statement:
+    hat = relu(x - (i - 1) / N) - relu(x - i / N)
+    network = f[1] + Sum(bend(N) * (f[i + 1] - f[i]) * hat, (i, 1, N))
+
+    def case(pieces: int, *numbers: Any) -> dict[Any, Any]:
+        at, size, start, *steps = map(decimal, numbers)
+        values = [start]
+        for number in range(pieces):
+            values.append(values[-1] + size * steps[number])
+        place = min(int(at * pieces), pieces - 1)
+        return {N: pieces, x: at, eps: size, f: values, y: values[place]}
+
+    return Statement(
+        variables={
+            N: "the number of pieces",
+            x: "the input",
+            f: "the function at the grid's points, (i − 1)/N",
+            y: "the function at x",
+            eps: "how much the function can change over a piece, by its modulus of continuity",
+        },
+        given=[*(N >= 1, x >= 0, x <= 1), _CLOSE],
+        then={"near": Abs(network - y) <= eps},
+        terms={"eps": eps, "piece": 1 / N},
+        notes=[
+            "a continuous function on the unit interval is uniformly so: for any ε there is such an N",
+            "the network is one hidden layer of units at the grid's points, with an output bias",
+        ],
+        spans=Spans(
+            {"N": range(1, 5), "x": (0, 1), "ε": (0.1, 1), **dict.fromkeys(("f₁", "a", "b", "c", "d"), (-1, 1))}, case
+        ),
+    )
+
+
+@claim(
+    "relu-continuous",
+    expected="proved",
+    formal=_continuous,
+    plain="One hidden layer approximates any continuous function on the unit interval: where the function changes by no"
+    " more than {eps} over a distance of {piece}, the network through its values on that grid is nowhere more than"
+    " that off.",
+    subject=lambda N: N,
+    sabotage={"bends half as large": lambda N: N / 2, "bends for twice as many pieces": lambda N: 2 * N},
+    picture=_continuous_picture,
+)
+def relu_continuous(proof: Proof, bend: Formula) -> None:
+    some, low, high = (proof.given(one) for one in (N >= 1, x >= 0, x <= 1))
+    close = proof.given(_CLOSE)
+    hat = relu(x - (i - 1) / N) - relu(x - i / N)
+    term = bend(N) * (f[i + 1] - f[i]) * hat
+
+    def partly(last: Any) -> Any:
+        """The first pieces: the network has reached the next value, or is near enough already."""
+        network = f[1] + Sum(term, (i, 1, last))
+        done = Implies(x >= last / N, Eq(network, f[last + 1]))
+        return Implies(last <= N, And(done, Implies(x <= last / N, Abs(network - y) <= eps)))
+
+    zero = proof.member(close.formula, sympy.Integer(1))
+    first = proof.have(partly(sympy.Integer(0)), zero, close, some, low)
+    longer = proof.sum_last(term, (i, 1, k))
+    ends = [proof.member(close.formula, k + 1), proof.member(close.formula, k + 2)]
+    onward = proof.have(Implies(And(k >= 0, partly(k)), partly(k + 1)), longer, close, *ends)
+    proof.conclude("near", proof.at(proof.induction(partly(k), k, 0, first, onward), {k: N}), some, high)
+
+
 # ε and the units it takes, as the ledger records them.
 DEEP = {Fraction(1, 100): 8, Fraction(1, 1000): 11, Fraction(1, 10**4): 17, Fraction(1, 10**6): 26}
 
@@ -287,8 +433,12 @@ class Sawtooth(NamedTuple):
     """The deep network: the tooth from its two units' outputs, what f_k takes of g_k, the units of m layers."""
 
     tooth: Formula = lambda a, b: 2 * a - 4 * b
-    share: Formula = lambda k: Rational(1, 4) ** k
+    share: Formula = lambda k: sympy.Integer(4) ** -k
     units: Formula = lambda m: 3 * m - 1
+
+    def at(self, y: Any) -> Any:
+        """The tooth at y."""
+        return self.tooth(relu(y), relu(y - (Rational(1, 2) if isinstance(y, sympy.Basic) else Fraction(1, 2))))
 
 
 def _deep_picture() -> Table:
@@ -298,108 +448,94 @@ def _deep_picture() -> Table:
     return Table("x² on [0, 1] to within ε", headings, rows)
 
 
-def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
-    tooth = value = x
-    for k in range(1, depth + 1):
-        tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
-        value = value - ball(Fraction(network.share(k))) * tooth
-    units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
-    return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
+g = sequence("g")
+
+
+def _teeth(network: Sawtooth) -> list[Any]:
+    return [Eq(g[1], network.at(x)), each(k, 2, M, Eq(g[k], network.at(g[k - 1])))]
+
+
+def _deep(network: Sawtooth) -> Statement:
+    answer = x - Sum(network.share(k) * g[k], (k, 1, M))
+    error = sympy.Integer(4) ** -(M + 1)
+    # What a layer of K units needs, by claim relu-square-best; and M − 1 layers do not come as near.
+    needed, least = eps >= _ERROR, And(error <= eps, eps < 4 * error)
+
+    def case(depth: int, at: Any, near: Any, units: int) -> dict[Any, Any]:
+        at, teeth = decimal(at), list[Fraction]()
+        for _ in range(depth):
+            teeth.append(Fraction(network.at(teeth[-1] if teeth else at)))
+        return {M: depth, x: at, g: teeth, eps: decimal(near) / 1000, K: units}
+
+    return Statement(
+        variables={
+            M: "the number of layers",
+            x: "the input",
+            g: "the sawtooth after each layer",
+            eps: "how near it is to come",
+            K: "the units of a single layer that comes as near",
+        },
+        given=[M >= 1, K >= 1, x >= 0, x <= 1, *_teeth(network)],
+        then={
+            "within": And(answer - x**2 >= 0, answer - x**2 <= error),
+            "reached": Implies(Eq(g[M], Rational(1, 2)), Eq(answer - x**2, error)),
+            "units": Eq(2 + Sum(3, (k, 2, M)), network.units(M)),
+            "fewer": Implies(And(least, eps <= Rational(1, 10**4), needed), network.units(M) < K),
+        },
+        terms={"error": error, "units": network.units(M), "small": eps <= Rational(1, 10**4), "half": Rational(1, 2)},
+        notes=["real arithmetic", "that one layer of K units needs as large an ε: claim relu-square-best"],
+        spans=Spans({"m": range(1, 9), "x": (0, 1), "1000ε": (0.01, 1), "K": range(1, 400)}, case),
+    )
 
 
 @claim(
     "relu-square-deep",
     expected="proved",
-    statement=r"f_m = x - \sum_{k=1}^{m} 4^{-k} g^{\circ k}(x),\ g(y) = 2\sigma(y) - 4\sigma(y - \tfrac12):\quad"
-    r"\max_{[0,1]} |f_m - x^2| = 4^{-(m+1)} \text{ with } 3m - 1 \text{ units in } m \text{ layers}",
-    plain="Depth helps: a sawtooth composed with itself m times comes within exactly 4^-(m+1) of x² on [0, 1] with"
-    " 3m − 1 units in m layers: 8, 11, 17 and 26 units for 1e-2, 1e-3, 1e-4 and 1e-6. From ε = 1e-4 on, that is fewer"
-    " than any single layer can do with; at 1e-2 a single layer needs only 4.",
-    assumptions=("real arithmetic", "x in [0, 1]", "m ≥ 1", "that one layer needs more: claim relu-square"),
+    formal=_deep,
+    plain="Depth helps: a sawtooth composed with itself once a layer comes within {error} of the square on the unit"
+    " interval, and is that far off where the last tooth is {half}. It takes {units} units: two in the first layer and"
+    " three in each other. From {small} on, that is fewer than any single layer can do with.",
     subject=Sawtooth(),
     sabotage={
         "a tooth that does not come back down": Sawtooth(tooth=lambda a, b: 2 * a - 2 * b),
-        "halves in place of quarters": Sawtooth(share=lambda k: Rational(1, 2) ** k),
+        "halves in place of quarters": Sawtooth(share=lambda k: sympy.Integer(2) ** -k),
         "two units a layer": Sawtooth(units=lambda m: 2 * m),
     },
     picture=_deep_picture,
-    needs=("relu-square",),
-    falsifier=Falsifier({"m": range(1, 9), "x": (0, 1)}, _sawtooth),
+    needs=("relu-square-best",),
 )
-def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:
-    yield from _interpolates(network)
-    yield from _off_by_a_quarter()
-    m = Symbol("m", integer=True, positive=True)
-    says = "g, g − ½ and f in every layer, but no f in the first: 3m − 1 units"
-    yield identity(network.units(m), 2 + 3 * (m - 1), says)
+def relu_square_deep(proof: Proof, network: Sawtooth) -> None:
+    some, low, high = (proof.given(one) for one in (M >= 1, x >= 0, x <= 1))
+    first, later = map(proof.given, _teeth(network))
+    four = sympy.Integer(4)
+
+    def left(last: Any) -> Any:
+        """What is left of x − x² after some layers, and where the tooth lies."""
+        taken = Sum(network.share(k) * g[k], (k, 1, last))
+        rest = Eq(x - x**2, taken + four**-last * (g[last] - g[last] ** 2))
+        return Implies(last <= M, And(rest, g[last] >= 0, g[last] <= 1))
+
+    base = proof.have(left(sympy.Integer(1)), first, low, high, says="x − x² = g/4 + (g − g²)/4, on either side of ½")
+    step, longer = proof.member(later.formula, j + 1), proof.sum_last(network.share(k) * g[k], (k, 1, j))
+    says = "and so for g in the place of x"
+    onward = proof.have(Implies(And(j >= 1, left(j)), left(j + 1)), later, step, longer, says=says)
+    ends = proof.at(proof.induction(left(j), j, 1, base, onward), {j: M})
+    proof.conclude("within", ends, some, says="g − g² lies between 0 and ¼")
+    proof.conclude("reached", ends, some)
+    proof.conclude("units", some, says="two, and three for each layer but the first")
+    grows = 2 * (6 * j - 1) ** 2 * four**-j < 1
+    outgrown = proof.at(proof.induction(grows, j, 6, says="4^M outgrows 2(6M − 1)² from M = 6 on"), {j: M})
+    proof.conclude("fewer", outgrown, proof.given(K >= 1), says="2(2K + 1)² > 4^M, and 70 < 2K + 1 at 1e-4")
     for depth in (1, 2, 3, 4):
         layers, worst = sawtooth(depth), Fraction(1, 4 ** (depth + 1))
         grid = [Fraction(i, 2 ** (depth + 1)) for i in range(2 ** (depth + 1) + 1)]
         errors = [evaluated(layers, x) - x * x for x in grid]
-        says = (
-            f"the library's {depth} layers are x² at every multiple of 2^-{depth}, and 4^-{depth + 1} above in between"
-        )
-        yield rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says, error=worst)
-    for eps, units in DEEP.items():
-        depth = next(m for m in range(1, 99) if Fraction(1, 4 ** (m + 1)) <= eps)
-        says = f"ε = {eps}: the least m with 4^-(m+1) ≤ ε has {units} units"
-        error = Fraction(1, 4 ** (depth + 1))
-        yield rational(int(network.units(depth)) == units, says, layers=depth, error=error)
-    yield from _fewer_than_one_layer()
-    yield kept(relu_square(1e-6, deep=True), "the library's network for ε = 1e-6, rounded to float64")
-
-
-def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
-    """f_k is the chord of x² on every dyadic piece, by induction on k."""
-    w, u, i, k = symbols(nonnegative="w", real="u", integer_nonnegative="i k")
-    half = Rational(1, 2)
-
-    def chord(j: Any, u: Any, k: Any) -> Any:
-        return (j**2 + (2 * j + 1) * u) / 4**k
-
-    yield from cut()
-    yield identity(network.tooth(half - w, relu(-w)), 1 - 2 * w, "left of ½ the tooth is 2y: g(½ − w) = 1 − 2w")
-    yield identity(network.tooth(half + w, relu(w)), 1 - 2 * w, "right of ½ it comes down again: g(½ + w) = 1 − 2w")
-    says = "f_0 = g_0 = x: the chord of x² on [0, 1], and a tooth that rises (x = u, piece 0)"
-    yield identity(chord(0, u, 0), u, says)
-    # On piece i of level k, x = (i + s)/2^k, g_k is s where i is even and 1 − s where it is odd.
-    for part, s, tooth in (("left", u / 2, u), ("right", (1 + u) / 2, 1 - u)):
-        for parity, y in (("even", s), ("odd", 1 - s)):
-            lower = (part == "left") == (parity == "even")
-            height = network.tooth(y, 0) if lower else network.tooth(y, y - half)
-            says = f"on the {part} half of a piece of {parity} number g_(k+1) = g(g_k) is {tooth}"
-            yield identity(height, tooth, says)
-        j = 2 * i + (0 if part == "left" else 1)
-        says = f"if f_k is the chord of x² on piece i, f_(k+1) = f_k − 4^-(k+1) g_(k+1) is the one on its {part} half"
-        yield identity(chord(i, s, k) - network.share(k + 1) * tooth, chord(j, u, k + 1), says)
-
-
-def _off_by_a_quarter() -> Iterator[Evidence]:
-    j, m, u, theta = symbols(integer_nonnegative="j", integer_positive="m", real="u theta")
-    above = (j**2 + (2 * j + 1) * u) / 4**m - ((j + u) / 2**m) ** 2
-    yield identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
-    inside = (sin(theta) * cos(theta)) ** 2
-    yield identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ")
-    yield nonnegative(inside, "so f_m is never below x², nor below 0, and σ(f_m) = f_m")
-    gap = sympy.Integer(1) / 4 - u * (1 - u)
-    yield identity(gap, (u - Rational(1, 2)) ** 2, "and ¼ − u(1 − u) = (u − ½)²")
-    says = "so f_m − x² ≤ 4^-(m+1), which is reached in the middle, at u = ½"
-    yield nonnegative((u - Rational(1, 2)) ** 2 / 4**m, says)
-
-
-def _fewer_than_one_layer() -> Iterator[Evidence]:
-    """With ε = 4^-y: at most 3y − 1 deep units against at least (2^y/√2 − 1)/2 of one layer."""
-    y, d, z = symbols(positive="y", nonnegative="d z")
-    one_layer = (1 / sqrt(2 * 4**-y) - 1) / 2
-    says = "ε = 4^-y takes K ≥ (2^y/√2 − 1)/2 units of one layer, or m < y layers"
-    yield identity(1 / (2 * (2 * one_layer + 1) ** 2), 4**-y, says)
-    start = log(10**4) / log(4)
-    lead = one_layer.subs(y, start) - (3 * start - 1)
-    yield positive(lead, "at ε = 1e-4 that is more than the 3m − 1 < 3y − 1 of a deep network")
-    growth = sympy.diff(one_layer, y).subs(y, start)
-    yield positive(growth - 3, "and there K grows by more than 3 for every y")
-    says = "further on, K's growth, 3 + d there, is 2^s = 1 + z ≥ 1 times that"
-    yield nonnegative(sympy.expand((3 + d) * (1 + z) - 3), says)
+        says = f"the library's {depth} layers are x² at every multiple of 2^-{depth}, and off by 4^-{depth + 1} between"
+        proof.shows(rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says))
+    for bound, units in DEEP.items():
+        depth = next(m for m in range(1, 99) if Fraction(1, 4 ** (m + 1)) <= bound)
+        proof.shows(rational(int(network.units(depth)) == units, f"ε = {bound} takes {units} units", layers=depth))
+    proof.shows(kept(relu_square(1e-6, deep=True), "the library's network for ε = 1e-6, rounded to float64"))
 
 
 class Growth(NamedTuple):
@@ -415,52 +551,203 @@ def _line_picture() -> Chart:
     return curves("Beyond its last kink a network is a straight line", "x", "f(x)", xs, heights)
 
 
-def _everywhere(target: Growth, kinks: int, reach: arb, eps: arb, x: arb) -> arb:
-    """A network through the target at 0 and at points up to the reach on either side."""
-    step, network = reach / kinks, target.function(arb(0))
-    for side in (1, -1):
-        heights = [target.function(side * i * step) for i in range(kinks + 1)]
-        slopes = [arb(0), *((b - a) / step for a, b in itertools.pairwise(heights))]
-        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(kinks))
-    return abs(network - target.function(x)) - eps
+step = real("h")
+
+
+def _through(target: Growth) -> Statement:
+    def slope(side: int, i: Any) -> Any:
+        return (target.function(side * i * step) - target.function(side * (i - 1) * step)) / step
+
+    def one_side(side: int) -> Any:
+        bends = (slope(side, i) - slope(side, i - 1)) * relu(side * x - (i - 1) * step)
+        return slope(side, sympy.Integer(1)) * relu(side * x) + Sum(sympy.expand(bends), (i, 2, K))
+
+    network = target.function(sympy.Integer(0)) + one_side(1) + one_side(-1)
+    return Statement(
+        variables={K: "the number of kinks a side", step: "from one kink to the next", x: "the input"},
+        given=[K >= 1, step > 0],
+        then={"everywhere": Abs(network - target.function(x)) <= step**2 / 4},
+        terms={"target": target.function(x), "error": step**2 / 4},
+        notes=["real arithmetic", "the network is the target at the kinks, and a line between two of them"],
+        spans=Spans(
+            {"kinks a side": range(1, 9), "reach": (0.1, 50), "x": (-200, 200)},
+            lambda kinks, reach, at: {K: kinks, step: reach / kinks, x: at},
+        ),
+    )
 
 
 @claim(
     "relu-square-line",
     expected="refuted",
-    statement=r"\forall \varepsilon > 0 \text{ some finite ReLU network has } |f(x) - x^2| \le \varepsilon"
-    r"\text{ for all } x \in \mathbb{R}",
-    plain="What works on [0, 1] works everywhere: some finite network is within ε of x² on the whole line.",
-    assumptions=("real arithmetic", "finitely many units, in any number of layers"),
+    formal=_through,
+    plain="What works on an interval works everywhere: the network that is {target} at evenly spaced points, and within"
+    " {error} of it between them, stays as near on the whole line.",
     subject=Growth(lambda x: x**2, "x²"),
     sabotage={
         "something a network can follow: |x|": Growth(lambda x: abs(x), "|x|"),
         "a line": Growth(lambda x: 3 * x + 1, "3x + 1"),
     },
     picture=_line_picture,
-    falsifier=Falsifier(
-        {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}, _everywhere
-    ),
 )
-def relu_square_line(target: Growth) -> Iterator[Evidence]:
-    p, eps, q, d, last = symbols(positive="p varepsilon", nonnegative="q d T")
-    slope, height = symbols(nonnegative="|s| |c|")
-    beyond = q / p + d
-    for c, words in ((q, "q"), (-q, "−q")):
-        rising, falling = p * beyond + c, -p * beyond + c
-        says = f"from x = q/p on, σ(px + {words}) is that line: so it goes layer after layer"
-        yield identity(relu(sympy.expand(rising)), rising, says)
-        yield identity(relu(sympy.expand(falling)), 0, f"and σ(−px + {words}) is 0: each unit ends as a line")
-    where = last + 1 + slope + height + eps
-    yield positive(
-        sympy.expand(target.function(where) - slope * where - height - eps),
-        f"whatever line sx + c a network ends as after its last kink T, at x = T + 1 + |s| + |c| + ε it is more than ε"
-        f" below {target.name}",
+def relu_square_line(against: Refutation, target: Growth) -> None:
+    against.case({K: 4, step: Fraction(1, 4), x: 2}, "four kinks a side, a quarter apart: at 2 the last line is below")
+
+
+W, h, c, shift = sequence("W h c s")
+bound, far, growth = real("omega X G")
+_REACH = growth ** (M + 1)
+
+
+_WITHIN = And(Abs(W[1, i, 1]) <= bound, Abs(shift[1, i]) <= bound)
+_DEEPER = And(Abs(W[k, i, j]) <= bound, Abs(shift[k, i]) <= bound)
+_LAYERED = [
+    *(M >= 1, N >= 1, bound >= 1, eps > 0, Abs(b) <= bound, (N + 1) * bound <= growth),
+    each(i, 1, N, _WITHIN),
+    each(k, 2, M, each(i, 1, N, each(j, 1, N, _DEEPER))),
+    each(j, 1, N, Abs(c[j]) <= bound),
+    each(i, 1, N, Eq(h[1, i], Max(0, W[1, i, 1] * far + shift[1, i]))),
+    each(k, 2, M, each(i, 1, N, Eq(h[k, i], Max(0, Sum(W[k, i, j] * h[k - 1, j], (j, 1, N)) + shift[k, i])))),
+    far >= 2 * _REACH + eps,
+]
+
+
+def _layered(target: Growth) -> Statement:
+    here = target.function(far)
+    answer = Sum(c[j] * h[M, j], (j, 1, N)) + b
+
+    def case(depth: int, size: Any, at: Any, height: Any, *numbers: Any) -> dict[Any, Any]:
+        size, height, *rest = map(decimal, (size, height, *numbers))
+        weights = [[[size * w for w in rest[:2]], [size * w for w in rest[2:4]]]] * depth
+        biases, outs = [[size * w for w in rest[4:6]]] * depth, [size * w for w in rest[6:8]]
+        start = 2 * (3 * size) ** (depth + 1) + 1
+        at = start + decimal(at)
+        values: list[list[Fraction]] = []
+        for layer in range(depth):
+            before = values[-1] if layer else [at]
+            values.append(
+                [
+                    relu(sum(map(operator.mul, row, before)) + b_)
+                    for row, b_ in zip(weights[layer], biases[layer], strict=True)
+                ]
+            )
+        return {
+            **{M: depth, N: 2, bound: size, far: at, eps: Fraction(1, 2), b: height * size, W: weights, shift: biases},
+            **{h: values, c: outs, growth: 3 * size},
+        }
+
+    return Statement(
+        variables={
+            M: "the number of hidden layers",
+            N: "the number of units in each",
+            W: "the weights, by layer, unit and input",
+            shift: "the biases, by layer and unit",
+            c: "the output weights",
+            b: "the output bias",
+            bound: "what no weight and no bias exceeds in magnitude",
+            growth: "by how much a layer can stretch its inputs",
+            far: "the input",
+            h: "the answer of each unit, by layer",
+            eps: "how near the network is to come",
+        },
+        given=_LAYERED,
+        then={"off": Abs(answer - here) > eps},
+        terms={"target": here, "eps": eps, "start": 2 * _REACH + eps},
+        notes=["real arithmetic"],
+        spans=Spans(
+            {"layers": range(1, 4), "ω": (1, 2), "further": (0, 5), **dict.fromkeys(("b", *"pqrstuvw"), (-1, 1))}, case
+        ),
     )
-    for deep in (False, True):
-        square = relu_square(Fraction(1, 1000), deep=deep)
-        for at in (Fraction(2), Fraction(10)):
-            network, true = evaluated(square.exact, at), Fraction(target.function(at))
-            says = f"the library's {square.units} units in {square.depth} layers, within 1e-3 on [0, 1], at x = {at}"
-            facts = {"network": str(network), "true": str(true)}
-            yield counterexample(abs(network - true) > Fraction(1, 1000), says, "fractions", **facts)
+
+
+@claim(
+    "relu-square-far",
+    expected="proved",
+    formal=_layered,
+    plain="No finite network follows the square on the whole line, whatever its depth and width: from {start} on it is"
+    " more than {eps} off {target}.",
+    subject=Growth(lambda x: x**2, "x²"),
+    sabotage={
+        "something a network can follow: |x|": Growth(lambda x: abs(x), "|x|"),
+        "nothing at all": Growth(lambda x: 0 * x, "0"),
+    },
+    picture=_line_picture,
+)
+def relu_square_far(proof: Proof, target: Growth) -> None:
+    given = map(proof.given, _LAYERED)
+    layers, width, size, above, height, stretch, within, deeper, outs, first, later, start = given
+    one = proof.have(growth >= 2, stretch, width, size)
+    grown = growth**k >= 1
+    powers = proof.induction(grown, k, 1, one)
+    last = proof.at(powers, {k: M})
+    away = proof.have(far >= 0, start, one, above)
+
+    def most_(layer: Any) -> Any:
+        return growth**layer * (far + 1)
+
+    def all_small(layer: Any) -> Any:
+        return each(i, 1, N, And(h[layer, i] >= 0, h[layer, i] <= most_(layer)))
+
+    def small(layer: Any) -> Any:
+        return Implies(layer <= M, all_small(layer))
+
+    # The first layer.
+    here = proof.member(within.formula, i), proof.member(first.formula, i)
+    top = proof.have(bound * (far + 1) <= growth * (far + 1), stretch, width, size, away)
+    own = And(h[1, i] >= 0, h[1, i] <= growth * (far + 1))
+    unit = proof.have(Implies(And(i >= 1, i <= N), own), within, first, *here, away, top)
+    base = proof.every(each(i, 1, N, own), unit)
+    # Any other: a sum of as many terms as there are units, each at most what weight and unit can be.
+    row = And(k >= 1, k + 1 <= M, i >= 1, i <= N, all_small(k))
+    outer = deeper.formula.args[3].subs(k, k + 1)
+    inner = outer.args[3]
+    weights = proof.member(deeper.formula, k + 1), proof.member(outer, i), proof.member(inner, j)
+    sized = proof.have(
+        Implies(And(row, j >= 1, j <= N), And(Abs(W[k + 1, i, j]) <= bound, Abs(shift[k + 1, i]) <= bound)),
+        deeper,
+        *weights,
+    )
+    inputs = proof.member(all_small(k), j)
+    each_ = proof.have(
+        Implies(And(row, j >= 1, j <= N), W[k + 1, i, j] * h[k, j] <= bound * most_(k)),
+        sized,
+        inputs,
+        says="at most ω by what the layer before has",
+    )
+    together = proof.sum_most(W[k + 1, i, j] * h[k, j], bound * most_(k), (j, 1, N), each_, when=row)
+    lesser = proof.have(Implies(k >= 1, bound <= bound * most_(k)), powers, away, size)
+    larger = proof.have(Implies(k >= 1, (N + 1) * bound * most_(k) <= most_(k + 1)), stretch, away, one)
+    bias = proof.at(sized, {j: sympy.Integer(1)})
+    units = proof.member(later.formula, k + 1), proof.member(later.formula.args[3].subs(k, k + 1), i)
+    next_ = And(h[k + 1, i] >= 0, h[k + 1, i] <= most_(k + 1))
+    unit = proof.have(Implies(row, next_), later, *units, together, lesser, larger, bias, says="N + 1 such terms")
+    every = proof.every(each(i, 1, N, next_), unit, when=And(k >= 1, k + 1 <= M, all_small(k)))
+    onward = proof.have(Implies(And(k >= 1, small(k)), small(k + 1)), every)
+    ends = proof.at(proof.induction(small(k), k, 1, base, onward), {k: M})
+    # The output is one more such sum.
+    at, out = proof.member(all_small(M), j), proof.member(outs.formula, j)
+    term = c[j] * h[M, j]
+    upper = proof.have(
+        Implies(And(j >= 1, j <= N), And(term <= bound * most_(M), -bound * most_(M) <= term)),
+        ends,
+        at,
+        outs,
+        out,
+        layers,
+    )
+    sums = (
+        proof.sum_most(term, bound * most_(M), (j, 1, N), upper),
+        proof.sum_most(-bound * most_(M), term, (j, 1, N), upper),
+    )
+    total = Sum(term, (j, 1, N)) + b
+    lesser, larger = proof.at(lesser, {k: M}), proof.at(larger, {k: M})
+    line = proof.have(
+        Abs(total) <= most_(M + 1),
+        *sums,
+        lesser,
+        larger,
+        height,
+        width,
+        layers,
+        says="so the answer grows no faster than a line",
+    )
+    proof.conclude("off", line, start, last, layers, one, says="and a square does")

@@ -14,20 +14,24 @@ from typing import NamedTuple
 
 import torch
 from flint import arb
-from sympy import Symbol
+from sympy import And, Eq, Equivalent, Implies, Sum, Symbol
 
 from avow.core import dtype_name
 from avow.core.chart import Chart, Table, curves
-from avow.numerics.intervals import ball, least, most, total
+from avow.numerics.intervals import ball, most, total
 from avow.theory.claims import toolbox
-from avow.theory.claims.claim import Evidence, Falsifier, Formula, claims_on, numbered
+from avow.theory.claims.claim import Falsifier, Formula, claims_on, numbered
 from avow.theory.claims.elementary import exp, log
+from avow.theory.claims.evidence import Evidence
+from avow.theory.claims.formal import Statement, each, real, sequence, whole
+from avow.theory.claims.proof import Proof
 from avow.theory.claims.toolbox import counterexample, identity, nonnegative, positive, rational, rising, symbols
 
 claim = claims_on("softmax")
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
 score, own, other, rest, denominator = symbols(real="s", positive="e f R Z")
-eps, keys, further = symbols(positive="varepsilon", integer_positive="n", nonnegative="d")
+keys, further = symbols(integer_positive="n", nonnegative="d")
+eps, first_weight = real("varepsilon alpha_1")
 
 
 def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
@@ -43,18 +47,28 @@ def _categorical_picture() -> Chart:
     return Chart("Nine evenly spaced scores, and louder", "key", "weight", series, marks="bars")
 
 
-def _categorical(weight: Formula, *scores: arb) -> arb:
-    terms = [score.exp() for score in scores]
-    weights = [weight(term, total(terms)) for term in terms]
-    return most([abs(total(weights) - 1), *(-one for one in weights)])
+n, i, j = whole("n i j")
+s = sequence("s")
+weight = Symbol("alpha_i", real=True)
+every_score, all_terms = (j, 1, n), Sum(exp(s[j]), (j, 1, n))
+
+
+def _distribution(of: Formula) -> Statement:
+    return Statement(
+        variables={n: "the number of keys", s: "the scores"},
+        given=[n >= 1],
+        then={"positive": each(i, 1, n, weight > 0), "sum": Eq(Sum(weight, (i, 1, n)), 1)},
+        where={weight: of(exp(s[i]), all_terms)},
+        notes=["real arithmetic"],
+        spans={n: range(4, 5), s: (-8, 8, 4)},
+    )
 
 
 @claim(
     "softmax-categorical",
     expected="proved",
-    statement=r"\alpha_i = \frac{e^{s_i}}{\sum_j e^{s_j}} > 0 \quad\text{and}\quad \sum_i \alpha_i = 1",
+    formal=_distribution,
     plain="Attention weights are a categorical distribution: all positive, and they sum to one.",
-    assumptions=("real arithmetic", "n ≥ 1 finite scores"),
     subject=lambda own, total: own / total,
     sabotage={
         "one more in the denominator": lambda own, total: own / (1 + total),
@@ -62,15 +76,13 @@ def _categorical(weight: Formula, *scores: arb) -> arb:
         "one taken from each exponential": lambda own, total: (own - 1) / total,
     },
     picture=_categorical_picture,
-    falsifier=Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
 )
-def softmax_categorical(weight: Formula) -> Iterator[Evidence]:
-    yield from sum_is_positive()
-    yield positive(weight(own, own), "one key alone: its weight is positive")
-    yield positive(weight(own, own + rest), "among others: e/(e + R) is positive")
-    says = "weights over one denominator add as their exponentials do; key by key, Σα_i is the weight of the whole sum"
-    yield identity(weight(own, denominator) + weight(other, denominator), weight(own + other, denominator), says)
-    yield identity(weight(denominator, denominator), 1, "and the whole sum has weight 1")
+def softmax_categorical(proof: Proof, _: Formula) -> None:
+    some = proof.given(n >= 1)
+    total = proof.sum_positive(exp(s[j]), every_score)
+    above = proof.have(weight > 0, some, total, says="a quotient of positive numbers")
+    proof.conclude("positive", proof.every(each(i, 1, n, weight > 0), above))
+    proof.conclude("sum", some, total, says="over one denominator, the weights add as their exponentials do")
 
 
 class Safe(NamedTuple):
@@ -212,9 +224,9 @@ def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
 class Gap(NamedTuple):
     """The sum the others may have for a weight of 1/(1+ε), the gap that suffices, and the gap that is needed."""
 
-    others: Formula
-    enough: Formula
-    needed: Formula
+    others: Formula = lambda eps: eps
+    enough: Formula = lambda n, eps: log((n - 1) / eps)
+    needed: Formula = lambda eps: log(1 / eps)
 
 
 def _gap_picture() -> Chart:
@@ -223,56 +235,72 @@ def _gap_picture() -> Chart:
     return curves("How far ahead a score must be", "gap to all other scores", "its weight", gaps, weights)
 
 
-_GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1 / eps))
+others = (j, 2, n)
+behind = exp(s[j] - s[1])
 
 
-def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
-    rest = total((-one).exp() for one in gaps)
-    weight, near = 1 / (1 + rest), 1 / (1 + eps)
-    # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
-    broken = [(weight - near).min(rest - gap.others(eps)), (near - weight).min(gap.others(eps) - rest)]
-    broken.append((least(gaps) - gap.enough(arb(len(gaps) + 1), eps)).min(near - weight))
-    return most([*broken, (weight - near).min(gap.needed(eps) - least(gaps))])
+def _wide_gap(gap: Gap) -> Statement:
+    near = first_weight >= 1 / (1 + eps)
+    wide, needed = (each(j, 2, n, s[1] - s[j] >= length) for length in (gap.enough(n, eps), gap.needed(eps)))
+    return Statement(
+        variables={n: "the number of keys", s: "the scores", eps: "what the other keys may have"},
+        given=[n >= 2, eps > 0],
+        then={
+            "exactly": Equivalent(near, Sum(behind, others) <= gap.others(eps)),
+            "enough": Implies(wide, near),
+            "needed": Implies(near, needed),
+        },
+        where={first_weight: exp(s[1]) / all_terms},
+        terms={"near": 1 / (1 + eps), "enough": gap.enough(n, eps), "needed": gap.needed(eps)},
+        notes=["real arithmetic"],
+        spans={n: range(4, 5), eps: (0.01, 0.99), s: (-12, 12, 4)},
+    )
 
 
 @claim(
     "copy-gap",
     expected="proved",
-    statement=r"\alpha_1 \ge \tfrac{1}{1+\varepsilon} \iff \textstyle\sum_{j\ne1} e^{s_j - s_1} \le \varepsilon;\quad"
-    r"\min_j (s_1 - s_j) \ge \ln\tfrac{n-1}{\varepsilon} \Rightarrow \alpha_1 \ge \tfrac{1}{1+\varepsilon}"
-    r"\Rightarrow \min_j (s_1 - s_j) \ge \ln\tfrac1\varepsilon",
-    plain="One weight is near 1 exactly when its score exceeds all others by a wide gap: ln((n−1)/ε) is enough for"
-    " 1/(1+ε), and ln(1/ε) is needed.",
-    assumptions=("real arithmetic", "n ≥ 2 finite scores", "ε > 0"),
-    subject=_GAP,
+    formal=_wide_gap,
+    plain="One weight is near one exactly when its score exceeds all others by a wide gap: {enough} is enough for"
+    " {near}, and {needed} is needed.",
+    subject=Gap(),
     sabotage={
-        "the number of keys forgotten": _GAP._replace(enough=lambda n, eps: log(1 / eps)),
-        "twice the others allowed": _GAP._replace(others=lambda eps: 2 * eps),
-        "a gap needed that is not": _GAP._replace(needed=lambda eps: log(2 / eps)),
+        "the number of keys forgotten": Gap(enough=lambda n, eps: log(1 / eps)),
+        "twice the others allowed": Gap(others=lambda eps: 2 * eps),
+        "a gap needed that is not": Gap(needed=lambda eps: log(2 / eps)),
     },
     picture=_gap_picture,
-    needs=("softmax-categorical",),
-    falsifier=Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
 )
-def copy_gap(gap: Gap) -> Iterator[Evidence]:
-    first, another = symbols(real="s_1 s_j")
-    yield identity(exp(another) / exp(first), exp(another - first), "each other term, over e^(s_1), is e^(s_j−s_1)")
-    says = "key by key, the others' sum over e^(s_1) is R = Σ e^(s_j−s_1)"
-    yield identity((rest + exp(another)) / exp(first), rest / exp(first) + exp(another - first), says)
-    yield identity(own / (own + own * rest), 1 / (1 + rest), "so α_1 = 1/(1+R)")
-    bound = gap.others(eps)
-    says = "α_1 − 1/(1+ε) = (ε − R)/((1+R)(1+ε))"
-    yield identity(1 / (1 + rest) - 1 / (1 + eps), (bound - rest) / ((1 + rest) * (1 + eps)), says)
-    yield positive((1 + rest) * (1 + eps), "whose denominator is positive: α_1 ≥ 1/(1+ε) iff R ≤ ε")
-    yield rising(1 - exp(-further), further, 0, "a wider gap makes a smaller term")
-    yield toolbox.induction(
-        lambda m: m * own, 1, own, lambda x, _: x + own, "n−1 terms of at most e^-g sum to (n−1)e^-g"
+def copy_gap(proof: Proof, gap: Gap) -> None:
+    near, wide = first_weight >= 1 / (1 + eps), each(j, 2, n, s[1] - s[j] >= gap.enough(n, eps))
+    some, positive = proof.given(n >= 2), proof.given(eps > 0)
+    whole_sum, rest = proof.sum_first(exp(s[j]), every_score), proof.sum_most(0, behind, others)
+    exactly = proof.have(
+        Equivalent(near, Sum(behind, others) <= gap.others(eps)),
+        some,
+        positive,
+        whole_sum,
+        rest,
+        says="over e^(s_1), the weight is 1/(1 + R) with R the sum of the others",
     )
-    more = keys + 1
-    says = "at g = ln((n−1)/ε) that is ε: the gap is enough, and tight"
-    yield identity((more - 1) * exp(-gap.enough(more, eps)), eps, says)
-    yield positive(own + rest - own, "one term is below the sum of all, so R ≤ ε leaves every e^(s_j−s_1) ≤ ε")
-    yield identity(exp(-gap.needed(eps)), eps, "e^-g ≤ ε is g ≥ ln(1/ε): the gap that is needed")
+    proof.conclude("exactly", exactly)
+    # Enough: each of n − 1 others is at most ε/(n − 1).
+    own = proof.exp_monotone(s[j] - s[1], -gap.enough(n, eps), some, positive)
+    at = proof.member(wide, j)
+    small = proof.have(Implies(And(wide, j >= 2, j <= n), behind <= exp(-gap.enough(n, eps))), own, at)
+    together = proof.sum_most(behind, exp(-gap.enough(n, eps)), others, small, when=wide)
+    proof.conclude("enough", together, exactly, some, says="n − 1 terms of ε/(n − 1) at most sum to ε at most")
+    # Needed: no single other exceeds their sum.
+    member = proof.sum_member(behind, others, i)
+    apart = proof.exp_monotone(s[i] - s[1], -gap.needed(eps), positive)
+    one = proof.have(
+        Implies(And(near, i >= 2, i <= n), s[1] - s[i] >= gap.needed(eps)),
+        member,
+        apart,
+        exactly,
+        says="one term is at most the sum of all",
+    )
+    proof.conclude("needed", proof.every(each(i, 2, n, s[1] - s[i] >= gap.needed(eps)), one, when=near))
 
 
 def _mask_picture() -> Table:

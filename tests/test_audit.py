@@ -35,11 +35,47 @@ def test_enough_rows_and_not_one_more(coverage: float, confidence: float, rows: 
     assert coverage ** (rows - 1) > 1 - confidence
 
 
-@pytest.mark.parametrize(("coverage", "confidence", "name"), [(1.0, 0.9, "coverage"), (0.9, 0.0, "confidence")])
-def test_no_sample_proves_everything(coverage: float, confidence: float, name: str) -> None:
-    value = {"coverage": coverage, "confidence": confidence}[name]
-    with pytest.raises(ParameterError, match=f"{name}={value} must lie strictly between 0 and 1; try {name}=0.99"):
+@pytest.mark.parametrize(
+    ("coverage", "confidence", "words"),
+    [
+        (
+            0.0,
+            0.9,
+            "coverage=0.0 must be above 0 and at most 1; try coverage=0.99, or coverage=1 to recompute all rows",
+        ),
+        (1.1, 0.9, "coverage=1.1 must be above 0 and at most 1"),
+        (0.9, 0.0, "confidence=0.0 must lie strictly between 0 and 1; try confidence=0.99"),
+        (1.0, 1.0, "confidence=1.0 must lie strictly between 0 and 1; try confidence=0.99"),
+    ],
+)
+def test_no_sample_proves_everything(coverage: float, confidence: float, words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
         rows_needed(coverage, confidence)
+
+
+def test_whoever_wants_all_rows_recomputed_gets_the_one_that_is_wrong() -> None:
+    q, k, v = tensors(1200)  # more rows of a head than are recomputed at once
+    out = avow.attend(q, k, v).out
+    out[1, 2, 1100] += 1.0
+    missed = avow.audit(out, q, k, v, generator=seeded())
+    assert missed.errors.numel() == 459 and missed.errors.max() < 1e-5, "the seed draws other rows"
+    report = avow.audit(out, q, k, v, coverage=1)
+    assert report.errors.numel() == 2 * 3 * 1200 and report.certificate.coverage == report.certificate.confidence == 1
+    assert report.rows[report.errors.argmax()].tolist() == [1, 2, 1100] and report.errors.max() > 0.1
+    assert (report.errors > 1e-5).sum() == 1
+    assert str(report).startswith("all 7200 rows recomputed in float64: largest errors ")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_that_are_not_numbers_are_counted_wherever_they_are(bad: float) -> None:
+    q, k, v = tensors(1200)
+    out = avow.attend(q, k, v).out
+    assert avow.audit(out, q, k, v).not_finite == 0 and "nan" not in str(avow.audit(out, q, k, v))
+    out[1, 2, 1100, 0] = bad
+    report = avow.audit(out, q, k, v, generator=seeded())
+    assert report.errors.max() < 1e-5, "the seed draws other rows"
+    assert report.not_finite == 1 and "\n1 row of the answer holds nan or inf\n" in str(report)
+    assert "holds nan or inf" in report._repr_html_()
 
 
 def test_few_rows_are_all_recomputed_and_the_promise_is_about_all() -> None:
@@ -128,7 +164,7 @@ def test_what_is_no_answer_share_or_generator_is_refused() -> None:
     q, k, v = tensors()
     for options, words in (
         ({"out": [0.0]}, "out=list must be a torch.Tensor"),
-        ({"coverage": "all"}, "coverage=all must lie strictly between 0 and 1"),
+        ({"coverage": "all"}, "coverage=all must be above 0 and at most 1"),
         ({"generator": 7}, "generator=7 must be a torch.Generator"),
     ):
         with pytest.raises(avow.InputError, match=words):
@@ -176,6 +212,49 @@ def test_masks_groups_and_blind_rows_are_audited_too() -> None:
     assert avow.audit(out, q, k, v, enable_gqa=True).certificate.bound > 0.1
     out[0, 0, 5] = 1e-3
     assert math.isinf(avow.audit(out, q, k, v, **options).certificate.bound)
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -1e30, torch.finfo(torch.bfloat16).min, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_may_hide_keys_by_the_smallest_number(hidden: float, causal: bool) -> None:
+    q, k, v = tensors()
+    keep = torch.rand(2, 1, 1, 40) < 0.7
+    keep[..., 0] = True
+    mask = torch.where(keep, 0.0, hidden)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, with_causality(mask, causal))
+    report = avow.audit(out, q, k, v, mask=mask, causal=causal)
+    infinite = avow.audit(out, q, k, v, mask=keep, causal=causal)
+    assert report.errors.max() < 1e-6
+    assert torch.allclose(report.absolute_errors, infinite.absolute_errors, rtol=0, atol=1e-10)
+    assert avow.audit(out.roll(1, -1), q, k, v, mask=mask, causal=causal).errors.max() > 0.1
+
+
+def with_causality(mask: Tensor, causal: bool) -> Tensor:
+    """What PyTorch calls a mask beside `is_causal`."""
+    return mask.masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), -math.inf) if causal else mask
+
+
+def test_a_row_that_a_mask_lowers_as_a_whole_is_compared_with_the_answer_without_it() -> None:
+    q, k, v = tensors()
+    mask = torch.zeros(40, 40)
+    mask[7] = torch.finfo(torch.float32).min
+    plain = avow.attend(q, k, v).out
+    assert avow.audit(plain, q, k, v, mask=mask).errors.max() < 1e-6
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)  # the logits are lost beside the mask
+    assert avow.audit(theirs, q, k, v, mask=mask).errors.max() > 1e-2
+
+
+@pytest.mark.parametrize("size", [3.0, 1e3, 1e7, 1e12])
+@pytest.mark.parametrize("lowered", [0.0, 1e6, 1e11])
+def test_the_rounding_of_biases_is_within_its_bound(size: float, lowered: float) -> None:
+    q, k, v = (x.double()[:1, :1] for x in tensors())
+    bias = size * torch.randn(1, 1, 40, 40).double() - lowered
+    problem = avow.Problem.of(q, k, v, mask=bias)
+    reference = method_named("exact")().reference(problem)[0, 0].numpy()
+    long = [x[0, 0].numpy().astype(np.longdouble) for x in (q, k, v, bias)]
+    truth = _softmax(long[0] @ long[1].T / 2 + long[3], 1) @ long[2]
+    off = np.linalg.norm(truth - reference, axis=1) / np.linalg.norm(long[2], axis=1).max()
+    assert bool((off <= reference_error(problem)[0, 0].numpy()).all())
 
 
 def test_any_number_of_leading_axes_is_audited() -> None:

@@ -119,6 +119,25 @@ def test_files_that_transformers_does_not_need_may_be_missing(folders: list[Path
     assert load_model(NAME).name == NAME
 
 
+def test_a_folder_without_a_tokenizer_says_what_is_missing(folders: list[Path], tmp_path: Path) -> None:
+    """As `model.save_pretrained` alone leaves it."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "bare").mkdir(exist_ok=True)
+        shutil.copy(folders[0] / name, tmp_path / "bare")
+    assert refusal("bare") == (
+        "model=bare has no tokenizer; save one there with tokenizer.save_pretrained; "
+        "in Python, profile and verify also take token ids"
+    )
+
+
+def test_a_package_is_found_by_the_name_that_pip_has_for_it(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folders[0], tmp_path / "packages" / "my_llm")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    assert same(load_model("my-llm"), folders[0]) and same(load_model("my_llm"), folders[0])
+
+
 def test_several_gguf_files_are_told_apart_by_their_paths(cache: Path, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()

@@ -44,6 +44,7 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan.to_json())
     assert read_plan(tmp_path / "plan.json") == plan
     assert (plan.heads, plan.changed) == (8, 6)
+    assert repr(plan) == f"<ModelPlan of {plan.model}: 6 of 8 heads within {plan.tol:g}, the others exact>"
 
 
 @torch.no_grad()

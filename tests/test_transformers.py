@@ -263,10 +263,7 @@ def test_a_record_lists_layers_and_does_not_add_them_up() -> None:
     assert json.loads(outer.to_json())["model.layers.1.self_attn"][0]["kind"] == "deterministic"
     with avow.record() as nothing:
         pass
-    assert (
-        str(nothing)
-        == "no answer was recorded: run avow.nn modules inside the block, or a model in which avow is enabled"
-    )
+    assert str(nothing).startswith("no answer was recorded: inside the block, run avow.nn modules, ")
 
 
 def test_a_statement_measures_what_is_not_proved() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen3Config
 
 import avow
+from avow.decode import cpu
 from avow.errors import NotDifferentiable, ParameterError
 from avow.integrations.transformers import CertifiedCache, Setting, disable, enable
 from avow.integrations.transformers.cache import CertifiedLayer, cache_of
@@ -49,6 +50,15 @@ def test_generation_is_token_for_token_that_of_sdpa(architecture: Architecture) 
         disable(model)
         assert torch.equal(after, before)
         assert len(certificates) >= 12
+
+
+def test_sparse_steps_without_compiled_code_are_said_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "not_installed", lambda: "numba is not installed (pip install 'avow[cpu]')")
+    model = LLAMA.build()
+    enable(model, tol=1e-2, method="sparse")
+    words = r"method='sparse' answers without compiled code, .* numba is not installed \(pip install 'avow\[cpu\]'\)"
+    with pytest.warns(UserWarning, match=words):
+        generated(model, LLAMA.inputs(""))
 
 
 def test_generate_keeps_its_tokens_in_our_cache_and_attends_from_it(monkeypatch: pytest.MonkeyPatch) -> None:

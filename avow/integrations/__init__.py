@@ -9,4 +9,5 @@ if TYPE_CHECKING:
     from avow.integrations.transformers import enable as enable
 else:
     _functions = {"enable": "transformers", "disable": "transformers"}
-    __getattr__, __dir__ = lazy_modules(__name__, ("transformers",), functions=_functions)
+    _needs = dict.fromkeys(("transformers", *_functions), ("transformers", "huggingface_hub", "safetensors"))
+    __getattr__, __dir__ = lazy_modules(__name__, ("transformers",), functions=_functions, needs=_needs)

@@ -8,6 +8,8 @@ the masks they need; `enable` and `disable` switch a loaded model over and back.
     call_view     one call as `avow.attend` takes it: transformers' masks in their simplest form
     routing       which method answers a call, and why it is not the one that was asked for
     cache         CertifiedCache: keys and values for `generate()`
+    audited       attention functions and caches as `avow.auditing` sees them
+    verified      tokens of exact attention: several are drafted, and verified in one pass
     head_kinds    what a head does, by rules: rests, looks one word back, finds the same word, ...
     profiling     what each head does with a text, what each method can do for it, and the plan that follows
     reading       what every head reads of a text for one word, and what it provably need not
@@ -35,5 +37,6 @@ from avow.integrations.transformers.model_plan import statement as statement
 from avow.integrations.transformers.model_plan import verify as verify
 from avow.integrations.transformers.profiling import Profile as Profile
 from avow.integrations.transformers.profiling import profile as profile
+from avow.integrations.transformers.verified import Verification as Verification
 
 register()

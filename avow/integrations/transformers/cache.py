@@ -64,12 +64,20 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     9
     """
 
+    drafts: Any = None
+    """The state of `verified.Drafts`, once a model that verifies drafts read on from these tokens."""
+
     @declared()
     def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
         super().__init__(config=config.get_text_config(decoder=True))
         for i, layer in enumerate(self.layers):
             if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
                 self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None))
+
+    @property
+    def verification(self) -> Any:
+        """What was drafted and verified behind these tokens (`Verification`); None if nothing was asked for so."""
+        return None if self.drafts is None else self.drafts.verification
 
     # If one layer fails, all stay as they were.
     crop = _all_or_none(DynamicCache.crop)
@@ -84,14 +92,29 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
     is_croppable = True
 
     def __init__(self, bits: int | None = 4, window: int | None = None) -> None:
-        super().__init__()
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.is_initialized = False
         self.bits, self.window = bits, window
         self.is_sliding = window is not None
         self.length = 0
-        """How many tokens there were in all."""
+        """How many tokens there were in all. Without a window the cache may hold more: the next take their place."""
+        self.seen = 0
+        """How many tokens the last ones saw, if there is a window."""
         self.cache: KeyValueCache | None = None
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys that the last tokens saw."""
+        return None if self.cache is None else self._seen(self.cache)[0]
+
+    @property
+    def values(self) -> Tensor | None:
+        """The values that the last tokens saw."""
+        return None if self.cache is None else self._seen(self.cache)[1]
+
+    def _seen(self, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
+        keys, values = cache.tokens
+        first, end = (0, self.length) if self.window is None else (keys.shape[2] - self.seen, keys.shape[2])
+        return (keys, values) if end - first == keys.shape[2] else (keys[:, :, first:end], values[:, :, first:end])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make a cache for keys and values of these sizes."""
@@ -115,7 +138,10 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         before, _ = self.get_mask_sizes(0)
         self._settled(self.cache).append(key_states, value_states)
         self.length += key_states.shape[-2]
-        return self._show(before + key_states.shape[-2])
+        self.seen = before + key_states.shape[-2]
+        keys, values = self._seen(self.cache)
+        setattr(keys, _ORIGIN, _Origin(self.cache, values))
+        return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys the next tokens may see, themselves included, and the place of the first."""
@@ -137,7 +163,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     def reset(self) -> None:
         """Forget everything."""
-        self.cache = self.keys = self.values = None
+        self.cache = None
         self.length, self.is_initialized = 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -172,8 +198,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             return
         if self.window is None:
             # The cache itself forgets before it is used again: another layer may still fail.
-            assert self.keys is not None and self.values is not None
-            self.keys, self.values, self.length = self.keys[:, :, :left], self.values[:, :, :left], left
+            self.length = left
             return
         keys, values = self.cache.tokens
         if keys.shape[2] - many < min(left, self.window - 1):
@@ -192,24 +217,13 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         """Replace the tokens by these; if memory does not suffice, the layer stays as it was."""
         cache = self._empty(keys, values)
         cache.append(keys, values)
-        self.cache = cache
-        self._show(cache.length)
+        self.cache, self.seen = cache, cache.length
 
     def _empty(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         batch, heads, _, dim = keys.shape
         return KeyValueCache(
             heads, dim, values.shape[-1], batch, keys.dtype, keys.device, bits=self.bits, window=self.window
         )
-
-    def _show(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Set `keys` and `values` to the last tokens held, and mark the keys with their cache."""
-        assert self.cache is not None
-        keys, values = self.cache.tokens
-        if (start := keys.shape[2] - tokens) > 0:
-            keys, values = keys[:, :, start:], values[:, :, start:]
-        self.keys, self.values = keys, values
-        setattr(keys, _ORIGIN, _Origin(self.cache, values))
-        return keys, values
 
 
 class _Origin:

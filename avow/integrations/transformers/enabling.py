@@ -20,8 +20,9 @@ from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError, value_text
 from avow.integrations.transformers.cache import CertifiedCache
+from avow.integrations.transformers.verified import MOST, VerifiedForward, chooses
 from avow.methods import all_methods, checked_class, exact_method, method_named, named_form
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 NAME = "avow"
 """The attention implementation that transformers knows."""
@@ -29,6 +30,7 @@ USUAL_TOL = 1e-2
 """The tolerance of a method that needs one and was given none."""
 
 _LAYER, _BEFORE, _PREPARES = "_avow_layer", "_avow_before", "_prepare_cache_for_generation"
+_PROCESSORS = "_get_logits_processor"
 # Attributes of layers whose attention is not softmax attention under a mask.
 _UNLIKE = {
     "attn_logit_softcapping": "bends its logits by soft-capping",
@@ -116,20 +118,25 @@ class Layer:
     setting: Setting
     heads: tuple[Setting, ...] = ()
     """The setting of each head under a plan; these take precedence over `setting`."""
+    drafts: Setting | None = None
+    """How it attends in drafts of tokens, which are verified under `setting`."""
 
     @property
     def tolerant(self) -> bool:
-        """Whether any of its heads may answer with an error."""
-        return any(not setting.exact for setting in self.heads or (self.setting,))
+        """Whether any of its heads may answer with an error, if only in a draft."""
+        return any(not setting.exact for setting in self.heads or (self.drafts or self.setting,))
 
 
 def layer_of(module: nn.Module, setting: Setting) -> Layer:
     """The layer that `enable` attached to a module; for any other module, a layer with this setting."""
     layer = getattr(module, _LAYER, None)
-    if isinstance(layer, Layer):
-        return layer
+    return layer if isinstance(layer, Layer) else Layer(layer_name(module), setting)
+
+
+def layer_name(module: nn.Module) -> str:
+    """What a layer is called if nobody knows its name in the model."""
     index = getattr(module, "layer_idx", None)
-    return Layer(type(module).__name__ + ("" if index is None else f" {index}"), setting)
+    return type(module).__name__ + ("" if index is None else f" {index}")
 
 
 def mark(module: nn.Module, layer: Layer) -> None:
@@ -159,13 +166,17 @@ def enable(
     method: str | Method = "auto",
     confidence: float | None = None,
     rtol: float | None = None,
+    verify: int | None = None,
     **parameters: Any,
 ) -> None:
     """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
-    `generate()` then keeps keys and values in a `CertifiedCache`. If a layer cannot be replaced, the error names it,
-    and the model stays as it was. Enabling again changes the setting, and takes the model back from another
-    implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
+    `generate()` then keeps keys and values in a `CertifiedCache`. With `verify` the model stays exact: tokens behind
+    what such a cache holds are drafted within `tol`, and up to so many are verified by one pass of exact attention
+    before the caller gets the logits of any (`CertifiedCache.verification` tells what came of that). If a layer cannot
+    be replaced, the error names it, and the model stays as it was. Enabling again changes the setting, and takes the
+    model back from another implementation that was set in between. A model inside a wrapper such as peft's is enabled
+    there.
 
     Args:
         model: a model of transformers, or a wrapper such as peft's around one.
@@ -174,6 +185,7 @@ def enable(
         method: "auto", or a method whose target is softmax attention, by name or as an object.
         confidence: accept bounds that hold with this probability for each row; None accepts certain ones alone.
         rtol: the same relative to the length of the row's true answer.
+        verify: how many drafts are verified at once at most, 1 to 31; None drafts nothing.
         **parameters: parameters of a named method.
 
     Raises:
@@ -198,6 +210,8 @@ def enable(
     setting = Setting(tol, method, confidence, parameters, rtol)
     model = pretrained(model)
     modules: dict[str, Any] = replaceable(model)
+    if verify is not None:
+        _check_drafts(model, verify, setting)
 
     def others() -> list[str]:
         """The layers that attend by another implementation."""
@@ -219,7 +233,42 @@ def enable(
             # A deep copy of the model, and one from a file, then prepare caches for themselves.
             setattr(model, _PREPARES, functools.partial(_prepare_cache, model))
     for name, module in modules.items():
-        mark(module, Layer(name, setting))
+        mark(module, Layer(name, setting) if verify is None else Layer(name, Setting(), drafts=setting))
+    remove(model)
+    if verify is not None:
+        limits = setting.tol, setting.confidence, setting.rtol, setting.method
+        _draft(model, VerifiedForward(model, verify, limits))
+
+
+def _draft(model: PreTrainedModel, forward: VerifiedForward) -> None:
+    """Have the model draft tokens; `generate()` tells how it chooses them."""
+    model.forward = forward
+    setattr(model, _PROCESSORS, functools.partial(_processors, model))
+
+
+def _check_drafts(model: PreTrainedModel, verify: int, setting: Setting) -> None:
+    """Raise if a model does not draft tokens under this setting, or not so many."""
+    check_count("verify", verify, 16)
+    if verify > MOST:
+        raise ParameterError("verify", verify, f"must be at most {MOST}", "try verify=16")
+    if setting.exact:
+        raise ParameterError("verify", verify, "verifies drafts, which need a tolerance", "give tol=, such as 1e-2")
+    if setting.kind is not None and not (setting.kind.selects_tokens or setting.kind.is_exact):
+        remedy = 'use method="auto" or method="sparse"'
+        raise ParameterError("method", setting.method, "does not draft single tokens from a cache", remedy)
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        rule = "does not write a text token by token from one cache"
+        raise ParameterError("model", type(model).__name__, rule, "use a decoder-only language model, or no verify")
+
+
+def remove(model: PreTrainedModel) -> None:
+    """Have the model draft nothing any more."""
+    forward = vars(model).get("forward")
+    if isinstance(forward, VerifiedForward):
+        vars(model).pop(_PROCESSORS, None)
+        del model.forward
+        if forward.before is not None:
+            model.forward = forward.before
 
 
 @declared()
@@ -242,6 +291,7 @@ def disable(model: Any) -> None:
     model = pretrained(model)
     check_enabled(model)
     _restore(vars(model).pop(_BEFORE))
+    remove(model)
     vars(model).pop(_PREPARES, None)
     for module in model.modules():
         vars(module).pop(_LAYER, None)
@@ -261,14 +311,17 @@ def check_enabled(model: PreTrainedModel) -> None:
 @contextlib.contextmanager
 def as_it_was(model: PreTrainedModel) -> Iterator[None]:
     """Restore the model at the end of the block, whatever was enabled or disabled inside."""
-    before = (replaceable(model), layers(model)) if enabled(model) else None
+    before = (replaceable(model), layers(model), vars(model).get("forward")) if enabled(model) else None
     try:
         yield
     finally:
         if before is not None:
-            modules, previous = before
+            modules, previous, forward = before
             if not enabled(model):
                 enable(model)
+            remove(model)
+            if isinstance(forward, VerifiedForward):
+                _draft(model, forward)
             for layer in previous:
                 mark(modules[layer.name], layer)
         elif enabled(model):
@@ -306,6 +359,15 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     return prepared
 
 
+def _processors(model: Any, *given: Any, **named: Any) -> Any:
+    """The logits processors that the model prepares, which tell a cache of avow's what they choose."""
+    prepared = getattr(type(model), _PROCESSORS)(model, *given, **named)
+    cache = (named.get("model_kwargs") or {}).get("past_key_values")
+    if not isinstance(cache, CertifiedCache):
+        return prepared
+    return chooses(cache, prepared, named["generation_config"])
+
+
 # Each configuration within a model, and the attention implementation that it names.
 _Implementations = tuple[tuple[Any, str | None], ...]
 
@@ -329,7 +391,7 @@ def _restore(implementations: _Implementations) -> None:
 
 def replaceable(model: nn.Module) -> dict[str, nn.Module]:
     """The attention layers by name. Raises, and names the layer, if one cannot be replaced."""
-    modules = {name: module for name, module in model.named_modules() if _asks_interface(type(module))}
+    modules = {name: module for name, module in model.named_modules() if asks_interface(type(module))}
     for name, module in _others(model):
         rule = f"({type(module).__name__}) computes attention by itself, not through transformers' AttentionInterface"
         raise ParameterError("model", name, rule, "use a model whose attention does")
@@ -354,11 +416,11 @@ def _others(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         path = name.split(".")
         around = (model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path)))
-        if not any(_asks_interface(type(part)) for part in (*module.modules(), *around)):
+        if not any(asks_interface(type(part)) for part in (*module.modules(), *around)):
             yield name, module
 
 
-def _asks_interface(kind: type) -> bool:
+def asks_interface(kind: type) -> bool:
     """Whether a class looks its attention function up in transformers' table of them."""
     return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in _methods(kind))
 

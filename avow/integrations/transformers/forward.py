@@ -28,6 +28,7 @@ from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.call_view import CallView, simplified_call
 from avow.integrations.transformers.enabling import NAME, Setting, layer_of, softmax_methods
 from avow.integrations.transformers.routing import attended, by_heads
+from avow.integrations.transformers.verified import drafting
 
 # Arguments by which a model asks for more than softmax attention under a mask: the rule and the remedy.
 _REFUSED = {
@@ -105,6 +106,9 @@ def attention_forward(
         view = simplified_call(query, key, value, attention_mask, bool(causal), position_bias, scaling)
         if (answerer := _answerer.get()) is not None:
             out, certificate = answerer(query, view)
+        elif (drafts := drafting()) is not None and layer.drafts is not None:
+            out, certificate = attended(layer.drafts, query, view)
+            drafts.append(certificate)
         elif layer.heads:
             out, certificate = by_heads(layer.heads, query, view)
         else:

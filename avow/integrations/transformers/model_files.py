@@ -26,6 +26,9 @@ from avow.calibration_file import cache_folder
 from avow.errors import FileError, ParameterError, is_out_of_memory
 from avow.extras import require
 
+# Files of tokenizers, whatever their kind: tokenizer.json, vocab.txt, spiece.model and so on.
+_TOKENIZERS = ("*token*", "*vocab*", "*.model")
+
 
 class Loaded(NamedTuple):
     """A model, ready to run, its tokenizer and its name."""
@@ -50,6 +53,7 @@ def load_model(source: str) -> Loaded:
         require("gguf", "accelerate", purpose="to read GGUF files")
     folder = place.parent if gguf else place
     more: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
+    model = None
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # some progress bars of transformers have no switch
             family = AutoModelForCausalLM if gguf else _family(folder)
@@ -58,6 +62,9 @@ def load_model(source: str) -> Loaded:
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
+        if model is not None and Path(source).is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZERS):
+            text = "save one there with tokenizer.save_pretrained; in Python, profile and verify also take token ids"
+            raise FileError("model", source, "has no tokenizer", text) from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise FileError("model", source, f"cannot be loaded ({lines[0]})", remedy) from error
     return Loaded(model, tokenizer, name)
@@ -120,8 +127,9 @@ def _place(source: str) -> _Place:
         return _Place(path, path.stem)
     if path.is_dir():
         return _within(source, path)
-    # Where a top-level package lies; finding it imports nothing.
-    spec = PathFinder.find_spec(source) if source.isidentifier() else None
+    # Where a top-level package lies; finding it imports nothing. In pip's names underscores may be hyphens.
+    module = source.replace("-", "_")
+    spec = PathFinder.find_spec(module) if module.isidentifier() else None
     if spec is not None and spec.submodule_search_locations:
         return _within(source, Path(next(iter(spec.submodule_search_locations))))
     name, _, revision = source.partition("@")

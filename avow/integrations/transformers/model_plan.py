@@ -56,6 +56,11 @@ class ModelPlan:
     tol: float
     layers: Mapping[str, tuple[Setting, ...]]
 
+    def __repr__(self) -> str:
+        return (
+            f"<ModelPlan of {self.model}: {self.changed} of {self.heads} heads within {self.tol:g}, the others exact>"
+        )
+
     @property
     def changed(self) -> int:
         """How many heads may answer with an error."""

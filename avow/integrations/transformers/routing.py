@@ -26,6 +26,7 @@ from torch import Tensor
 from avow.attend import Attended, attend
 from avow.core import with_reason
 from avow.core.compose import compose, select
+from avow.decode import cpu
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers.cache import cache_of
 from avow.integrations.transformers.call_view import CallView
@@ -51,6 +52,9 @@ def attended(setting: Setting, query: Tensor, view: CallView) -> Attended:
             "answered others: with padding, from transformers' own caches, in cross-attention. "
             f"After enable(model, ...) generate() keeps a CertifiedCache; {_SEE_RECORD}"
         )
+    selects = chosen is setting and continues and kind is not None and kind.selects_tokens
+    if selects and query.device.type == "cpu" and (missing := cpu.not_installed()):
+        _warn(f"method={setting.method!r} answers without compiled code, much slower than exact attention: {missing}")
     try:
         out, certificate = _answered(chosen, query, view, cache)
     except (ToleranceUnreachable, ParameterError) as error:
@@ -109,6 +113,9 @@ def _answered(setting: Setting, query: Tensor, view: CallView, cache: KeyValueCa
     tol, rtol, confidence = setting.tol, setting.rtol, setting.confidence
     if cache is not None and not setting.parameters:
         return cache.attend(query, tol, confidence, view.scale, None, setting.method, rtol)
+    own = cache_of(view.key, view.value) if setting.kind is not None and setting.kind.is_exact else None
+    if own is not None and view.mask is not None and not view.causal and not query.requires_grad:
+        return own.attend_masked(query, view.mask, tol, rtol, view.scale)
     limits: dict[str, Any] = {"tol": tol, "rtol": rtol, "confidence": confidence}
     method = {"method": setting.method, **setting.parameters}
     return attend(query, view.key, view.value, **limits, **method, **view.options(query))
@@ -117,7 +124,8 @@ def _answered(setting: Setting, query: Tensor, view: CallView, cache: KeyValueCa
 def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> Attended:
     """The answers of all heads, each under its setting, and the certificate of the whole.
 
-    Heads with the same setting attend together. A cache is read once for all heads: if they differ, exactly.
+    Heads with the same setting attend together. If they differ, a cache is read once for all heads, exactly; so are
+    keys that are in none, if each head's answer would be exact.
     """
     if len(settings) != query.shape[1]:
         rule = f"must be the layer's {query.shape[1]} heads"
@@ -127,11 +135,15 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> At
         groups.setdefault(repr(setting), []).append(head)
     if len(groups) == 1:
         return attended(settings[0], query, view)
-    if _cache(query, view)[0] is not None:
+    cache, uncached = _cache(query, view)
+    chosen, whys = zip(*(_applicable(x, query.shape[-2], uncached) for x in settings), strict=True)
+    if cache is not None or all(x.kind is not None and x.kind.is_exact for x in chosen):
         tol = min((x.tol for x in settings if x.tol is not None), default=None)
         rtol = min((x.rtol for x in settings if x.rtol is not None), default=None)
         out, certificate = attended(Setting(tol, rtol=rtol).exactly, query, view)
-        return Attended(out, with_reason(certificate, "heads with different settings share one cache"))
+        shared = "heads with different settings share one cache"
+        reason = shared if cache is not None else "; ".join(dict.fromkeys(filter(None, whys)))
+        return Attended(out, with_reason(certificate, reason) if reason else certificate)
     parts = [_part(settings[heads[0]], heads, query, view) for heads in groups.values()]
     order = torch.tensor([head for heads in groups.values() for head in heads], device=query.device).argsort()
     certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
@@ -141,11 +153,21 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> At
 
 
 def _part(setting: Setting, heads: list[int], query: Tensor, view: CallView) -> Attended:
-    """The answers of some heads."""
-    key_heads = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
-    mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
-    part = view._replace(key=view.key[:, key_heads], value=view.value[:, key_heads], mask=mask)
-    return attended(setting, query[:, heads], part)
+    """The answers of some heads, in ascending order."""
+    siblings = query.shape[1] // view.key.shape[1]
+    key_heads = [head // siblings for head in heads]
+    if len(set(key_heads)) * siblings == len(heads):
+        key_heads = sorted(set(key_heads))  # all siblings of each: keys are shared as they were
+    mine, keys = _place(heads), _place(key_heads)
+    mask = view.mask[:, mine] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
+    part = view._replace(key=view.key[:, keys], value=view.value[:, keys], mask=mask)
+    return attended(setting, query[:, mine], part)
+
+
+def _place(heads: list[int]) -> list[int] | slice:
+    """What picks these heads: a slice if they are side by side, which copies nothing."""
+    span = range(heads[0], heads[-1] + 1)
+    return slice(span.start, span.stop) if heads == list(span) else heads
 
 
 def _warn(message: str) -> None:

@@ -13,14 +13,15 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from avow import planner
-from avow.calibration import Rates, rates
+from avow import deferred, in_graph, planner
+from avow.calibration import Rates, is_off, rates
 from avow.core import (
     BoundEstimate,
     Certificate,
@@ -33,9 +34,9 @@ from avow.core import (
     dtype_name,
 )
 from avow.core.audit import Audit, audit_rows
-from avow.core.certify import aimed_bound, answer_ratios, certify
+from avow.core.certify import aimed_bound, answer_ratios, certify, subnormal_charge
 from avow.core.eager import run_eagerly
-from avow.core.record import note, running_layer
+from avow.core.record import is_recording, note, running_layer
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
 from avow.core.sdpa_names import mask_and_causal
 from avow.errors import (
@@ -55,6 +56,9 @@ from avow.planner import Plan
 
 # What autocast converts.
 _NARROWED = (torch.float32, torch.bfloat16, torch.float16)
+
+# What methods proved in the calls of this process, and how long that took; without calibration no choice rests on time.
+_trials = planner.Trials(lambda: 0.0 if is_off() else time.perf_counter())
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -90,11 +94,16 @@ def own_arithmetic(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def outside(*arguments: _P.args, **options: _P.kwargs) -> _R:
         if torch.compiler.is_compiling():
+            if function.__name__ == "attend" and (words := in_graph.spoken(arguments, options)):
+                return Attended(*in_graph.attend(words, *arguments, options))  # type: ignore[return-value, arg-type, call-arg]
             return run_eagerly(f"avow.{function.__name__}", function, *arguments, **options)
         given = (*arguments, *options.values())
-        kinds = {x.device.type for x in given if isinstance(x, Tensor)} or {"cpu"}
+        kinds = {x.device.type for x in given if isinstance(x, Tensor)}
+        on = [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+        if not on:
+            return function(*arguments, **options)
         with contextlib.ExitStack() as stack:
-            for kind in filter(torch.amp.is_autocast_available, kinds):
+            for kind in on:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return function(*arguments, **options)
 
@@ -130,6 +139,11 @@ def attend(
     either, the answer is exact, and the certificate bounds its rounding. Shapes, masks and scale are those of PyTorch's
     SDPA.
 
+    Which method runs depends on the tensors and arguments, on the rates of this machine (`avow.calibration`), and on
+    what methods proved in earlier calls of this process with the same sizes and limits and about the same largest
+    logits: one that proved too little rests for some calls. On a GPU, calls without a tolerance wait for nothing, and
+    bad numbers are an error when somebody looks at the certificate.
+
     Args:
         q: queries, (batch, heads, n, dim). Further batch axes may come before these four, and batch and heads may be
             left out.
@@ -156,7 +170,7 @@ def attend(
             bounds for all rows alone.
         generator: what methods draw from that draw at random; None is torch's own generator.
         **parameters: parameters of a named method, such as `features=256`; those left out are chosen for the tolerance,
-            or usual.
+            or are the defaults.
 
     Returns:
         The answer and its certificate, as `out` and `certificate`.
@@ -183,9 +197,13 @@ def attend(
     )
     requirement = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
-    problem.measure_norms()
     if method == "auto":
         check_automatic(parameters)
+    later = _stated_later(problem, requirement, method, parameters)
+    if later is not None:
+        return _attend_unwaiting(later, problem)
+    problem = _measured(problem)
+    if method == "auto":
         return _attend_cheapest(problem, requirement, generator)
     return _attend_by(method, parameters, problem, requirement, generator)
 
@@ -205,8 +223,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """The answer of `attend` alone, called as `torch.nn.functional.scaled_dot_product_attention` is.
 
-    Its certificate goes to the records that `avow.record` has open. Under autocast the inputs are converted first, as
-    PyTorch's function does it. Errors call the inputs q, k, v and mask.
+    Its certificate goes to the records that `avow.record` has open; without a record and a tolerance none is computed.
+    Under autocast the inputs are converted first, as PyTorch's function does it. Errors call the inputs q, k, v and
+    mask.
 
     Args:
         query: queries, (batch, heads, n, dim).
@@ -242,9 +261,46 @@ def scaled_dot_product_attention(
     """
     qkv = as_autocast(query, key, value)
     options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
-    out, certificate = attend(*qkv, scale=scale, enable_gqa=enable_gqa, tol=tol, rtol=rtol, **options)
+    if tol is None and rtol is None and not torch.compiler.is_compiling() and not is_recording():
+        return _answer_alone(*qkv, scale=scale, enable_gqa=enable_gqa, **options)
+    options |= {"scale": scale, "enable_gqa": enable_gqa, "tol": tol, "rtol": rtol}
+    if not is_recording():
+        return attend(*qkv, **options).out
+    out, certificate = run_eagerly("avow.scaled_dot_product_attention in a record", attend, *qkv, **options)
     note(running_layer("scaled_dot_product_attention"), certificate)
     return out
+
+
+@own_arithmetic
+def _answer_alone(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> Tensor:
+    """What `attend` answers without a tolerance, after the same checks; its certificate, which nobody would see, is not
+    computed.
+    """
+    mask, causal = mask_and_causal(None, False, attn_mask, is_causal, dropout_p)
+    problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
+    requirement = checked_requirement(None)
+    later = _stated_later(problem, requirement, "auto", {})
+    if later is not None:
+        out = later.compute(problem).out
+        return out.reshape(*problem.leading, *out.shape[-2:])
+    problem = _measured(problem)
+    if not problem.empty:
+        detached = problem.detached()
+        for method in exact_method().grid(problem.sizes):
+            if method.estimate_bound(detached, 1.0).kind != "none":
+                out = method.compute(problem).out
+                return out.reshape(*problem.leading, *out.shape[-2:])
+    return attend_exact(problem, requirement).out
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -327,7 +383,7 @@ def plan(
     )
     requirement = checked_requirement(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
-    return _make_plan(problem.measure_norms(), requirement, rates(sizes.device), sizes, thrifty=False)
+    return _make_plan(_measured(problem), requirement, rates(sizes.device), sizes, thrifty=False)
 
 
 @named_arguments(
@@ -366,7 +422,7 @@ def audit(
             left out.
         k: keys, (batch, key heads, s, dim).
         v: values, (batch, key heads, s, value dim).
-        coverage: the share of the rows that the certificate is about.
+        coverage: the share of the rows that the certificate is about; with 1 all rows are recomputed.
         confidence: the probability with which it holds.
         method: whose target the answer is compared with: "exact" is softmax attention.
         generator: what rows are drawn from; None is torch's own generator.
@@ -474,12 +530,86 @@ def check_automatic(parameters: Mapping[str, object]) -> None:
         raise ParameterError(name, value_text(value), "is not an argument, nor a parameter of any method", remedy)
 
 
+def later_method(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    attn_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    kernel: str = "dot",
+    sigma: float | None = None,
+    tol: float | None = None,
+    rtol: float | None = None,
+    confidence: float | None = None,
+    coverage: float | None = None,
+    method: str | Method = "auto",
+    **parameters: Any,
+) -> tuple[Problem, Method | None]:
+    """The problem of a call to `attend`, and its method if the certificate is one that is stated later."""
+    mask, causal = mask_and_causal(mask, causal, attn_mask, is_causal, dropout_p)
+    problem = Problem.of(
+        q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
+    )
+    requirement = checked_requirement(tol, confidence, coverage, rtol)
+    return problem, _stated_later(problem, requirement, method, parameters)
+
+
+def _stated_later(
+    problem: Problem, requirement: Requirement, method: str | Method, parameters: Mapping[str, Any]
+) -> Method | None:
+    """The method, if nothing has to be known of the numbers before it runs, and its certificate can be stated later."""
+    if not requirement.exact or deferred.waits_freely(problem.q.device):
+        return None
+    chosen = _plain_exact() if method == "auto" else method_from(method, parameters)
+    return chosen if deferred.fits(chosen, problem) else None
+
+
+@functools.cache
+def _plain_exact() -> Method:
+    """Exact attention in the inputs' own precision."""
+    return exact_method()()
+
+
+def _attend_unwaiting(method: Method, problem: Problem, reason: str = "") -> Attended:
+    """A method's answer, with a certificate that is stated when somebody looks; `reason` says why this method ran."""
+    for name in ("q", "k", "v"):
+        check_numbers(name, getattr(problem, name))
+    out, lengths = deferred.answer(method, problem)
+    follows = problem.q.is_cuda and torch.cuda.is_current_stream_capturing()
+    stated = deferred.certificate(deferred.Origin.of(method, problem), lengths, follows, reason)
+    return Attended(out.reshape(*problem.leading, *out.shape[-2:]), stated)
+
+
+def _measured(problem: Problem) -> Problem:
+    """The problem with its norms; raises if numbers are bad."""
+    if deferred.waits_freely(problem.q.device):
+        return problem.measure_norms()
+    for name in ("q", "k", "v"):
+        check_numbers(name, getattr(problem, name))
+    norms = deferred.norms_of(problem, deferred.row_lengths(problem.q, problem.k, problem.v))
+    norms.check(problem.scale)
+    return problem.with_norms(norms)
+
+
 def _attend_cheapest(problem: Problem, requirement: Requirement, generator: torch.Generator | None) -> Attended:
     """The answer of the cheapest method that proves what was asked; of exact attention if none does."""
     if requirement.exact or problem.empty:
         return attend_exact(problem, requirement)
-    plan = _make_plan(problem, requirement, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
+    kind = _kind(problem, requirement)
+    _trials.begin(kind)
+    if reason := _trials.nothing_to_try(kind):
+        return attend_exact(problem, requirement, reason)
+    known = rates(problem.q.device.type, measure=False)
+    plan = _make_plan(problem, requirement, known, problem.sizes, thrifty=True, kind=kind)
     offers = [candidate for candidate in plan.ranked if not candidate.lost and not candidate.method.is_exact]
+    if not offers:
+        _trials.settle(kind, plan.why_exact)
     # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
     shared = requirement
     if requirement.coverage is not None:
@@ -489,12 +619,16 @@ def _attend_cheapest(problem: Problem, requirement: Requirement, generator: torc
     for candidate in offers:
         if candidate.estimate is not None and candidate.estimate.bound > needed:
             continue  # the answers that were seen are shorter than was thought
+        start = _trials.clock()
         attended = run_certified(candidate.method, problem, shared, generator)
         certificate = attended.certificate
         if requirement.met_by(certificate):
+            _trials.kept(kind, candidate.method, certificate.bound, certificate.kind)
             return attended
         proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if requirement.rtol else "")
         failures.append(f"{candidate.method.label} could prove only {proved}")
+        spent = _trials.clock() - start
+        _trials.failed(kind, candidate.method, f"could prove only {proved}", spent, plan.exact_seconds)
         if requirement.rtol is not None:
             needed = _error_budget(problem, requirement, attended) or 0.0
     return attend_exact(problem, requirement, "; ".join(failures) or plan.why_exact)
@@ -535,8 +669,11 @@ def _attend_by(
         limit = getattr(requirement, name)
         if limit is not None and not certificate.keeps(**{name: limit}):
             rule, remedy = f"is below the {bound:.2e} it can prove{scope}", f'use method="auto" or a wider {name}'
-            if chosen.random and requirement.coverage is None:
-                more = "".join(f"more {p.name}, " for p in chosen.declared()[:1])
+            nothing = certificate.kind == "none"
+            if nothing:
+                rule, remedy = f"cannot be proved: {certificate.reason or 'it promises nothing'}", 'use method="auto"'
+            if (chosen.random or nothing) and requirement.coverage is None:
+                more = "".join(f"more {p.name}, " for p in chosen.declared()[:1] if not nothing)
                 remedy = f"{remedy}, {more}or coverage=0.99 to have a sample of its rows recomputed"
             raise ToleranceUnreachable(f"{chosen.name}: {name}", limit, rule, remedy, bound)
     return attended
@@ -553,11 +690,22 @@ def attend_exact(problem: Problem, requirement: Requirement, reason: str = "") -
         if estimate.kind == "none" if requirement.tol is None else least > requirement.tol:
             best = min(best, estimate.bound)
             continue
+        if requirement.rtol is None and _keeps_for_sure(method, problem, estimate, requirement.tol):
+            return _attend_unwaiting(method, problem, reason)
         attended = run_certified(method, problem, requirement, None, reason)
         if requirement.exact or attended.certificate.keeps(requirement.tol, requirement.rtol):
             return attended
         best, own = min(best, attended.certificate.bound), min(own, attended.certificate.relative)
     raise _unreachable(problem, requirement, best, own)
+
+
+def _keeps_for_sure(method: Method, problem: Problem, estimate: BoundEstimate, tol: float | None) -> bool:
+    """Whether norms alone prove a tolerance, so that nobody has to wait on a device for the answer's own bound."""
+    if tol is None or deferred.waits_freely(problem.q.device) or not deferred.fits(method, problem):
+        return False
+    # Where values are faint they are brought near one, which a certificate that comes later knows nothing of.
+    plain = problem.norms.least_value > 1e-10 and subnormal_charge(method, problem) is None
+    return plain and estimate.certain and estimate.bound <= tol
 
 
 def run_certified(
@@ -579,8 +727,20 @@ def run_certified(
     return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
 
 
-def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: Sizes, thrifty: bool) -> Plan:
-    """What each candidate costs at these sizes, and what it may promise of this problem."""
+def _kind(problem: Problem, requirement: Requirement) -> Hashable:
+    """Which calls are alike to a method: those of the same sizes and limits whose largest logits are about the same."""
+    query, key, _ = problem.norms.most
+    logit = abs(problem.scale) * query * key
+    return problem.sizes, requirement, round(2 * math.log2(logit)) if logit > 0 else None
+
+
+def _make_plan(
+    problem: Problem, requirement: Requirement, known: Rates, sizes: Sizes, thrifty: bool, kind: Hashable = None
+) -> Plan:
+    """What each candidate costs at these sizes, and what it may promise of this problem.
+
+    If it is `thrifty`, methods that failed for problems of this `kind` rest.
+    """
     detached = problem.detached()
 
     aim = None if requirement.rtol is None else _error_budget(problem, requirement)
@@ -609,9 +769,9 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
             return dataclasses.replace(estimate, reason=reason)
         return estimate.for_answers(length) if method.is_exact and length < 1 else estimate
 
-    offers = planner.candidates(sizes, known)
+    offers, trials = planner.candidates(sizes, known), _trials if thrifty else None
     exact = min(offer.seconds for offer in offers if offer.method.is_exact)
-    ranked = planner.screened(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
+    ranked = planner.screened(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim, trials, kind)
     return Plan(tuple(ranked), requirement.tol, known.source, exact, requirement.rtol, aim)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -198,6 +200,79 @@ def _plain_candidate(candidate: Candidate) -> CandidateDocument:
     }
 
 
+@dataclass
+class _Pause:
+    """A method that proved too little of problems of one kind: why, how many calls it rests, and until which."""
+
+    reason: str
+    calls: int
+    until: int
+
+
+class Trials:
+    """What trials of cheaper methods cost and brought, for each kind of problem: those that failed rest for a while.
+
+    A method that proved enough is run in the next call of that kind, and neither it nor a dearer one is asked first.
+    One that proved too little is not asked in the next call, then in the next two, then four, up to `LONGEST`; and for
+    so many calls that asking it takes at most `WASTE` of the time of exact attention, by the clock.
+    """
+
+    LONGEST = 64
+    # More kinds than a model has layers; the oldest are forgotten.
+    _KINDS = 1024
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._calls: OrderedDict[Hashable, int] = OrderedDict()
+        self._pauses: dict[Hashable, dict[Method, _Pause]] = {}
+        self._kept: dict[Hashable, dict[Method, BoundEstimate]] = {}
+        self._idle: dict[Hashable, tuple[str, int]] = {}
+
+    def begin(self, kind: Hashable) -> None:
+        """Count a call of this kind."""
+        self._calls[kind] = self._calls.pop(kind, 0) + 1
+        while len(self._calls) > self._KINDS:
+            oldest, _ = self._calls.popitem(last=False)
+            self._pauses.pop(oldest, None)
+            self._kept.pop(oldest, None)
+            self._idle.pop(oldest, None)
+
+    def nothing_to_try(self, kind: Hashable) -> str:
+        """Why exact attention answers this call, if that is known without a plan; else empty."""
+        reason, until = self._idle.get(kind, ("", 0))
+        return reason if self._calls.get(kind, 0) <= until else ""
+
+    def settle(self, kind: Hashable, reason: str) -> None:
+        """Remember that a plan left nothing to try, until one of the methods that rest is asked again."""
+        calls = self._calls.get(kind, 0)
+        ends = [pause.until for pause in list(self._pauses.get(kind, {}).values())]  # other threads may add to them
+        self._idle[kind] = reason, min(ends, default=calls + self.LONGEST)
+
+    def resting(self, kind: Hashable, method: Method) -> str:
+        """Why a method is not asked in this call; empty if it is."""
+        pause = self._pauses.get(kind, {}).get(method)
+        return "" if pause is None or self._calls.get(kind, 0) > pause.until else pause.reason
+
+    def failed(self, kind: Hashable, method: Method, reason: str, seconds: float, exact: float) -> None:
+        """Have a method rest that took so long to prove too little, where exact attention takes `exact` seconds."""
+        pauses = self._pauses.setdefault(kind, {})
+        self._kept.get(kind, {}).pop(method, None)
+        before = pauses[method].calls if method in pauses else 0
+        doubled = min(max(2 * before, 1), self.LONGEST)
+        paid = math.ceil(seconds / (WASTE * exact)) - 1 if 0 < exact < math.inf else 0
+        calls = self._calls.get(kind, 0)
+        pauses[method] = _Pause(reason, doubled, calls + max(doubled, min(paid, self.LONGEST**2)))
+
+    def kept(self, kind: Hashable, method: Method, bound: float, promise: Kind) -> None:
+        """Remember what a method proved, which was enough, and forget its failures."""
+        self._pauses.get(kind, {}).pop(method, None)
+        self._kept.setdefault(kind, {})[method] = BoundEstimate(bound, promise, True)
+
+    def proved(self, kind: Hashable, method: Method) -> BoundEstimate | None:
+        """What a method proved when it was run last, if that was enough."""
+        return self._kept.get(kind, {}).get(method)
+
+
 def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | None = None) -> list[Candidate]:
     """Every method with every setting worth trying, priced, cheapest first."""
     kinds = all_methods().values() if methods is None else methods
@@ -216,15 +291,18 @@ def screened(
     estimator: Estimator,
     thrifty: bool,
     aim: float | None = None,
+    trials: Trials | None = None,
+    kind: Hashable = None,
 ) -> list[Candidate]:
     """The same candidates, winners first and each by price, with their estimates and the reasons of the losers.
 
-    If `thrifty`, no candidate is asked whose asking and running might cost more than `WASTE` of exact attention. An
-    `aim` is what they are held to in place of `tol`: a guess of what will be needed.
+    If `thrifty`, no candidate is asked whose asking and running might cost more than `WASTE` of exact attention, and
+    none that `trials` have rest for problems of this `kind`. An `aim` is what they are held to in place of `tol`: a
+    guess of what will be needed.
     """
     limit = tol if aim is None else aim
     exact = min((c.seconds for c in offers if c.method.is_exact), default=math.inf)
-    purse = WASTE * exact
+    purse, sure = WASTE * exact, False
     candidates = []
     for offer in offers:
         estimate: BoundEstimate | None = None
@@ -239,9 +317,18 @@ def screened(
             lost = "costs more than exact"
         elif thrifty and offer.seconds > purse:
             lost = f"estimated trial cost exceeds {WASTE:.0%} of exact"
+        elif sure:
+            lost = "a cheaper method proved enough in the last call of this kind"
+        elif trials is not None and (resting := trials.resting(kind, offer.method)):
+            lost = resting
         else:
-            estimate = estimator(offer.method)
+            start = 0.0 if trials is None else trials.clock()
+            known = None if trials is None else trials.proved(kind, offer.method)
+            estimate = known or estimator(offer.method)
             lost = _shortfall(estimate, limit, accept)
+            sure = known is not None and not lost
+            if trials is not None and lost:
+                trials.failed(kind, offer.method, lost, trials.clock() - start, exact)
             purse -= 0.0 if lost or not thrifty else offer.seconds
         candidates.append(replace(offer, estimate=estimate, lost=lost))
     return sorted(candidates, key=lambda candidate: (bool(candidate.lost), candidate.seconds))

@@ -46,6 +46,10 @@ def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:
     assert compiled("append") == ["_append"] * 6 + ["_append", "_noted"] * 3
 
 
+def test_the_kernel_that_measures_rows_compiles_for_a_gpu() -> None:
+    assert compiled("lengths") == ["_row_lengths"] * 6
+
+
 def test_every_kernel_of_a_scan_compiles_for_a_gpu() -> None:
     assert set(compiled("scans")) == set(SCANS.split())
 

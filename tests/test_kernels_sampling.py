@@ -87,7 +87,7 @@ def test_each_kernel_equals_its_reference(shape: dict[str, int], dtype: torch.dt
     terms = terms_of(given)
     aim = planning.goal(0.8, None, dtype)
     rims, other_rims = planning.planned(terms, most, aim, LOGS), references.planned_reference(terms, most, aim, LOGS)
-    assert terms.arrived.tolist() == [planning.programs_for(terms.top.shape[1])] * len(rims)
+    assert terms.arrived.tolist() == [planning.programs_for(terms.top.shape[1], len(rims))] * len(rims)
     # Sums in another order may put a rim on the other side of a whole step.
     assert float((rims - other_rims)[:, 0].abs().max()) <= 1 / STEPS
     assert torch.equal(rims[:, 1], other_rims[:, 1])

@@ -62,8 +62,8 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
 def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given = step(*drawn(g=1, s=900, d=32, e=32, loud=6.0), torch.float32)
     whole = given.run()
-    monkeypatch.setattr(planning, "_ENOUGH", 300)
-    assert references.stride_of(given.sketch.codes.shape[2]) == 2
+    monkeypatch.setattr(planning, "enough", lambda rows: 300)
+    assert references.stride_of(given.sketch.codes.shape[2], 2) == 2
     found, other = given.run(), given.run(how=decode_reference)
     assert torch.equal(found.kept, other.kept) and bool(found.within.all())
     assert 0.8 < float(found.kept / whole.kept) < 1.25

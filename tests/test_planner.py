@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,8 +15,9 @@ from torch import Tensor
 import avow
 from avow.calibration import Rate, Rates
 from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
+from avow.methods.polynomial import Polynomial
 from avow.parameters import at_least, param
-from avow.planner import WASTE, Candidate, Plan, candidates, screened
+from avow.planner import WASTE, Candidate, Plan, Trials, candidates, screened
 
 SIZES = Sizes(1, 2, 2, 64, 64, 8, 8)
 SURE: frozenset[Kind] = frozenset({"deterministic"})
@@ -228,3 +230,109 @@ def test_one_query_is_priced_as_one_however_many_keys_are_asked_for() -> None:
     (one,) = [c for c in step.ranked if c.method.label == "exact(precision=native)"]
     (all_of_them,) = [c for c in pass_over_all.ranked if c.method.label == "exact(precision=native)"]
     assert all_of_them.cost.flops == 4096 * one.cost.flops
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(Oracle):
+    """Takes its time to answer."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__(1.0)
+        self.clock, self.seconds = clock, seconds
+
+    def __call__(self, method: Method) -> BoundEstimate:
+        self.clock.now += self.seconds
+        return super().__call__(method)
+
+
+def asked(calls: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The calls in which a method that never proves enough, after so many seconds, is asked again."""
+    monkeypatch.setattr(Pretend, "grid", classmethod(lambda kind, sizes: iter([kind(20)])))
+    clock = Clock()
+    trials, when = Trials(clock), []
+    for call in range(calls):
+        trials.begin("layer")
+        oracle = Slow(clock, seconds)
+        found = screened(offers(Standard, Pretend), 1e-2, SURE, oracle, True, trials=trials, kind="layer")
+        assert winner(found) == 1000 and [c.lost for c in found if c.lost] == ["cannot prove 0.01"]
+        when += [call] if 20 in oracle.asked else []
+    return when
+
+
+def test_a_method_that_fails_is_asked_after_pauses_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(400, 0.0, monkeypatch) == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264, 329, 394]
+
+
+def test_a_method_that_took_long_to_fail_rests_until_that_is_a_tenth_of_exacts_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Exact attention takes 1000 seconds: an answer after 500 seconds is paid for by five calls.
+    when = asked(60, 500.0, monkeypatch)
+    assert when[:4] == [0, 5, 10, 15]
+    assert all(500.0 * (i + 1) <= WASTE * 1000 * later for i, later in enumerate(when[1:]))
+    assert asked(4, 1e9, monkeypatch) == [0]
+
+
+def test_a_method_rests_for_its_own_kind_of_problem_and_until_it_succeeds() -> None:
+    trials, method = Trials(Clock()), Pretend(20)
+    trials.begin("layer")
+    trials.failed("layer", method, "too little", 0.0, 1.0)
+    trials.begin("layer")
+    trials.begin("other")
+    assert trials.resting("layer", method) == "too little" and not trials.resting("other", method)
+    assert not trials.resting("layer", Pretend(60))
+    trials.kept("layer", method, 1e-3, "deterministic")
+    assert not trials.resting("layer", method)
+
+
+def test_a_method_that_proved_enough_is_run_without_being_asked_until_it_fails() -> None:
+    trials, oracle = Trials(Clock()), Oracle(1.0)
+    method = Pretend(20)
+    trials.begin("layer")
+    trials.kept("layer", method, 1e-3, "deterministic")
+    for tol, price in ((1e-2, 20), (1e-4, 1000)):
+        found = screened(offers(Standard, Pretend), tol, SURE, oracle, True, trials=trials, kind="layer")
+        assert winner(found) == price and 20 not in oracle.asked
+    assert trials.proved("other", method) is None
+    trials.failed("layer", method, "too little", 0.0, 1.0)
+    assert trials.proved("layer", method) is None
+
+
+def test_kinds_that_were_not_seen_for_long_are_forgotten() -> None:
+    trials, method = Trials(Clock()), Pretend(20)
+    trials.begin("first")
+    trials.failed("first", method, "too little", 0.0, 1.0)
+    for kind in range(2000):
+        trials.begin(kind)
+    assert len(trials._calls) <= 1024 and not trials._pauses
+
+
+def test_the_same_call_is_answered_alike_whether_a_method_rests_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend_module = sys.modules["avow.attend"]
+    monkeypatch.setattr(attend_module, "_trials", Trials(Clock()))
+    free = Rates({"polynomial": Rate(0.0, 0.0, 1e-15)}, "made up")
+    monkeypatch.setattr(attend_module, "rates", lambda *_, **__: free)
+    asked: list[int] = []
+    estimate = Polynomial.estimate_bound
+    monkeypatch.setattr(Polynomial, "estimate_bound", lambda *given: asked.append(1) or estimate(*given))
+    q, k, v = torch.randn(3, 1, 4, 256, 16).unbind()
+    plans: list[int] = []
+    make = attend_module._make_plan
+    monkeypatch.setattr(attend_module, "_make_plan", lambda *given, **more: plans.append(1) or make(*given, **more))
+    found = [avow.attend(3 * q, k, v, tol=1e-2) for _ in range(6)]
+    assert len(plans) == 3, "while all methods rest no plan is made"
+    assert all(torch.equal(one.out, found[0].out) and one.certificate == found[0].certificate for one in found)
+    assert found[0].certificate.method == "exact" and 0 < len(asked) < 6 * 2
+    asked.clear()
+    monkeypatch.setattr(attend_module, "_trials", Trials(Clock()))
+    flat = [avow.attend(1e-3 * q, k, v, tol=1e-2).certificate for _ in range(3)]
+    assert [one.method for one in flat] == ["polynomial"] * 3 and len(asked) == 2

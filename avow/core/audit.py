@@ -19,12 +19,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.core import Certificate, Method, Norms, Problem, notebook
+from avow.core.quantities import count
 from avow.core.requirement import random_stream
 from avow.errors import ParameterError
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
+from avow.numerics.masks import visible
 from avow.numerics.norms import length_floors, lengths, norm_floor, widened
 from avow.parameters import as_float
+
+# Rows of a head that are recomputed at once: their float64 weights take this many times the keys.
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Audit:
         relative_errors: relative to the true answer's length, (r,).
         absolute_errors: as they are, (r,).
         least_errors: lower bounds, relative to the longest value that the row sees, (r,).
+        not_finite: how many rows of the whole answer hold nan or inf, recomputed or not.
 
     >>> import torch, avow
     >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
@@ -53,6 +59,7 @@ class Audit:
     relative_errors: Float[Tensor, "r"]
     absolute_errors: Float[Tensor, "r"]
     least_errors: Float[Tensor, "r"]
+    not_finite: int = 0
 
     def __repr__(self) -> str:
         return f"Audit(rows={self.errors.numel()}, certificate={self.certificate!r})"
@@ -61,10 +68,11 @@ class Audit:
         largest = ", ".join(f"{error:.2e} {unit}" for unit, error in self._largest().items())
         # Whoever computed the answer is not known: the method is the one whose target it is compared with.
         certificate = str(self.certificate).replace("\n  method   ", "\n  compared with the target of ", 1)
-        return f"{self._recomputed}: largest errors {largest}\n{certificate}"
+        return "\n".join([f"{self._recomputed}: largest errors {largest}", *self._not_finite, certificate])
 
     def _repr_html_(self) -> str:
         errors = [(f"largest error, {unit}", f"{error:.2e}") for unit, error in self._largest().items()]
+        errors += [("not finite", line) for line in self._not_finite]
         promise = self.certificate.kind != "none"
         return notebook.card(self._recomputed, notebook.facts(errors), self.certificate._repr_html_(), promise=promise)
 
@@ -73,6 +81,14 @@ class Audit:
         every = "all " if self.certificate.coverage == 1 else ""
         return f"{every}{self.errors.numel()} rows recomputed in float64"
 
+    @property
+    def _not_finite(self) -> list[str]:
+        """A line if rows hold nan or inf: they can be counted without recomputing them."""
+        rows = count(self.not_finite, "row")
+        return [f"{rows} of the answer {'holds' if self.not_finite == 1 else 'hold'} nan or inf"] * (
+            self.not_finite > 0
+        )
+
     def _largest(self) -> dict[str, float]:
         """The largest error in each unit."""
         units = ("of the longest value", "of the answer", "absolute")
@@ -80,12 +96,15 @@ class Audit:
         return {unit: float(x.amax()) if x.numel() else 0.0 for unit, x in zip(units, errors, strict=True)}
 
 
-def rows_needed(coverage: float, confidence: float) -> int:
-    """How many sampled rows prove that coverage at that confidence."""
-    for name, value in (("coverage", coverage), ("confidence", confidence)):
-        if not 0 < as_float(value) < 1:
-            raise ParameterError(name, value, "must lie strictly between 0 and 1", f"try {name}=0.99")
-    return math.ceil(math.log(1 - confidence) / math.log(coverage))
+def rows_needed(coverage: float, confidence: float) -> float:
+    """How many sampled rows prove that coverage at that confidence: infinitely many for all rows."""
+    if not 0 < as_float(coverage) <= 1:
+        rule = "must be above 0 and at most 1"
+        raise ParameterError("coverage", coverage, rule, "try coverage=0.99, or coverage=1 to recompute all rows")
+    if not 0 < as_float(confidence) < 1:
+        rule = "must lie strictly between 0 and 1"
+        raise ParameterError("confidence", confidence, rule, "try confidence=0.99")
+    return math.inf if coverage == 1 else math.ceil(math.log(1 - confidence) / math.log(coverage))
 
 
 def audit_rows(
@@ -101,12 +120,13 @@ def audit_rows(
         words = f"all {population} rows were recomputed in float64"
     else:
         stream = random_stream(generator, "cpu")
-        index = torch.randint(population, (needed,), generator=stream, device=stream.device).cpu()
+        index = torch.randint(population, (int(needed),), generator=stream, device=stream.device).cpu()
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
     index = index.sort().values  # rows of one head together
     rows = torch.stack([index // (h * n), index // n % h, index % n], -1)
     heads = rows.split((index // n).unique_consecutive(return_counts=True)[1].tolist()) if len(rows) else ()
-    errors = torch.cat([torch.zeros(4, 0, device="cpu"), *(_errors(out, p, target, one) for one in heads)], -1)
+    parts = [part for head in heads for part in head.split(_AT_ONCE)]
+    errors = torch.cat([torch.zeros(4, 0, device="cpu"), *(_errors(out, p, target, part) for part in parts)], -1)
     worst, own, *_ = errors.amax(-1).tolist() if len(rows) else (0.0, 0.0)
     everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
     certificate = Certificate(
@@ -122,7 +142,9 @@ def audit_rows(
         relative=own,
         relative_rows=own * everywhere,
     )
-    return Audit(certificate, rows, *errors)
+    not_finite = int((~torch.isfinite(out).all(-1)).sum())
+    largest, of_answer, absolute, least = errors
+    return Audit(certificate, rows, largest, of_answer, absolute, least, not_finite)
 
 
 def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "4 l"]:
@@ -140,14 +162,17 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     some = dataclasses.replace(some, q=widened(some.q), k=widened(some.k), v=widened(some.v))
     heads, keys, norms = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(group, group + 1)), p.norms
     some = some.with_norms(Norms(norms.q[heads][..., index], norms.k[keys], norms.v[keys], norms.slack))
+    own_error = target.reference_error(some)
+    if own_error is None:
+        some = top_at_zero(some)
+        own_error = reference_error(some)
+    own = own_error[0, 0]
     truth = target.reference(some)[0, 0]
     distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
     longest = longest_seen(some, some.norms.v)[0, 0]
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
     unit = norm_floor(longest, norms.slack, p.v.shape[-1])
     lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
-    own_error = target.reference_error(some)
-    own = (reference_error(some) if own_error is None else own_error)[0, 0]
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
     # A lower bound on the true answer's length: the reference's less its own error; zero if a row sees no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)
@@ -158,13 +183,42 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     return torch.stack([(beside + own) * rounding.SAFETY, to_answer * rounding.SAFETY, absolute, least]).cpu()
 
 
-def reference_error(p: Problem) -> Float[Tensor, "b h n"]:
-    """The rounding of a softmax average in float64 itself."""
+def top_at_zero(p: Problem) -> Problem:
+    """The same softmax average: without each row's largest visible bias, beside which a sum would lose the logit."""
+    if p.bias is None:
+        return p
+    seen, bias = visible(p), p.bias.double()
+    top = (bias if seen is None else torch.where(seen, bias, -math.inf)).amax(-1, keepdim=True)
+    shifted = bias - torch.where(top > -math.inf, top, 0.0)
+    # Exact zeros, so that what is hidden has no rounding of its own.
+    return dataclasses.replace(p, bias=shifted if seen is None else torch.where(seen, shifted, 0.0)).with_norms(p.norms)
+
+
+def _bias_reach(p: Problem, reach: Float[Tensor, "b h n"]) -> Float[Tensor, "#b #h #n"] | float:
+    """How large a bias may be whose key has any weight; `reach` bounds a row's products."""
+    if p.bias is None:
+        return 0.0
+    seen, bias = visible(p), p.bias.double()
+    top = (bias if seen is None else torch.where(seen, bias, -math.inf)).amax(-1)
+    largest = (bias.abs() if seen is None else torch.where(seen, bias.abs(), 0.0)).amax(-1)
+    # A bias further below the row's largest leaves its key a weight below e^-700, in real arithmetic and as computed:
+    # a mask of -3e38 hides a key, and its rounding is of no account. `SAFETY` covers such weights.
+    return torch.minimum(largest, torch.where(top > -math.inf, top.abs(), 0.0) + 4 * reach + 1000)
+
+
+def logit_error(p: Problem) -> Float[Tensor, "b h n"]:
+    """How far logits that float64 computes may be from the real ones, beside each other."""
     norms = p.norms
-    u, d, s = rounding.unit(torch.float64), p.q.shape[-1], p.k.shape[-2]
+    u, d = rounding.unit(torch.float64), p.q.shape[-1]
     key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
     reach = abs(p.scale) * norms.q * key + rounding.misread_logits(norms.q, key, p.scale, d, torch.float64) / u
-    bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
+    bias = _bias_reach(p, reach)
     product = rounding.gamma(d + 8, u)
-    logit = product * reach + 4 * u * (reach + bias) + 0.5 * product * abs(p.scale) * key**2
-    return rounding.softmax_l1_bound(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)
+    # 8u: the bias without the row's largest, the sum of the two, what is left without the row's top.
+    return product * reach + 8 * u * (reach + bias) + 0.5 * product * abs(p.scale) * key**2
+
+
+def reference_error(p: Problem) -> Float[Tensor, "b h n"]:
+    """The rounding of a softmax average in float64 itself."""
+    u = rounding.unit(torch.float64)
+    return rounding.softmax_l1_bound(logit_error(p) + 8 * u * 746) + 4 * rounding.gamma(p.k.shape[-2] + 8, u)

@@ -333,24 +333,42 @@ class LazyCertificate(Certificate):
             The certificate.
         """
         certificate = LazyCertificate.__new__(LazyCertificate)
-        certificate.__dict__.update(_later=later, _follows=follows)
+        # A frozen class takes nothing else, and torch.compile can follow it.
+        object.__setattr__(certificate, "_later", later)
+        object.__setattr__(certificate, "_follows", follows)
         return certificate
-
-    def __getattribute__(self, name: str) -> Any:
-        fields = object.__getattribute__(self, "__dict__")
-        # Two threads may look at once: then both complete it, to the same.
-        if name in Certificate.__dataclass_fields__ and name not in fields and (later := fields.get("_later")):
-            complete = vars(Certificate(**later()))
-            if fields["_follows"]:
-                return complete[name]
-            fields.update(complete)
-            fields.pop("_later", None)
-        return object.__getattribute__(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are complete certificates."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Certificate)}
         return object.__new__, (Certificate,), fields
+
+
+class _Late:
+    """A field of a `LazyCertificate`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __set__(self, certificate: LazyCertificate, value: Any) -> None:
+        vars(certificate)[self._name] = value
+
+    def __get__(self, certificate: LazyCertificate | None, owner: type) -> Any:
+        if certificate is None:
+            return self
+        fields = vars(certificate)
+        # Two threads may look at once: then both complete it, to the same.
+        if self._name not in fields and (later := fields.get("_later")):
+            complete = vars(Certificate(**later()))
+            if fields["_follows"]:
+                return complete[self._name]
+            fields.update(complete)
+            fields.pop("_later", None)
+        return fields[self._name]
+
+
+for _name in Certificate.__dataclass_fields__:
+    setattr(LazyCertificate, _name, _Late(_name))
 
 
 def with_reason(certificate: Certificate, reason: str) -> Certificate:

@@ -25,7 +25,7 @@ from avow.core import SOFTMAX, Certificate, Computed, Cost, Kind, Method, Proble
 from avow.errors import InputError, ParameterError, ShapeError, value_text
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
-from avow.numerics.norms import length_floors, lengths, norm_floor
+from avow.numerics.norms import length_floors, lengths, norm_floor, slack
 from avow.parameters import as_float
 
 # Charges below this are left out: SAFETY adds more to any bound.
@@ -43,18 +43,20 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
         with torch.no_grad():
             p = p.measure_norms().detached()
             _check_computed(method, p, computed)
+            floors = _floors(p, computed)
             promise = method.promise(p, computed, confidence)
             _check_promise(method, p, promise)
-            promise = dataclasses.replace(promise, rows=promise.rows + _subnormal_charge(method, p))
-            own = relative_rows(p, computed.out, promise.rows)
+            promise = dataclasses.replace(promise, rows=_charged(method, p, promise.rows))
+            own = _relative_rows(p, floors, promise.rows)
     bound, relative = _largest(method, promise.rows, own)
     if bound > 1 and method.averages and promise.kind != "none":
         with torch.no_grad():
             # An answer is at most as far from an average of the values its row sees as both are long together.
             longest, unit = _longest_value_range(p)
-            trivial = torch.where(longest > 0, (lengths(computed.out) + longest) * rounding.SAFETY / unit, math.inf)
+            most = lengths(computed.out) if computed.lengths is None else computed.lengths
+            trivial = torch.where(longest > 0, (most + longest) * rounding.SAFETY / unit, math.inf)
             promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, trivial))
-            own = relative_rows(p, computed.out, promise.rows)
+            own = _relative_rows(p, floors, promise.rows)
         bound, relative = _largest(method, promise.rows, own)
     rows, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
     bounds = {"bound": bound, "rows": rows, "relative": relative, "relative_rows": own}
@@ -112,13 +114,20 @@ def _largest(method: Method, rows: Tensor, own: Tensor) -> tuple[float, float]:
     return bound, relative
 
 
-def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:
+def _charged(method: Method, p: Problem, rows: Tensor) -> Tensor:
+    """The bounds of rows with what subnormal numbers may have cost them."""
+    charge = subnormal_charge(method, p)
+    return rows if charge is None else rows + charge
+
+
+def subnormal_charge(method: Method, p: Problem) -> Tensor | None:
     """What it costs each row that subnormal numbers among the inputs may have been read as zeros.
 
     Methods promise what they owe to the numbers they read. Logits move little, and values by less than they are long.
+    None if it costs nothing.
     """
     norms = p.norms
-    rows: Tensor | float = 0.0
+    rows: Tensor | None = None
     if method.target == SOFTMAX:
         query, key, _ = norms.most
         if rounding.misread_logits(query, key, p.scale, p.q.shape[-1], p.q.dtype) > _NOTHING:
@@ -128,7 +137,8 @@ def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:
     unread = math.sqrt(p.v.shape[-1]) * rounding.flush_threshold(p.q.dtype)
     if unread > _NOTHING * norms.least_value:
         longest, unit = _longest_value_range(p)
-        rows = rows + torch.where(longest > 0, (torch.full_like(unit, unread) / unit).clamp(max=1.0), 0.0)
+        more = torch.where(longest > 0, (torch.full_like(unit, unread) / unit).clamp(max=1.0), 0.0)
+        rows = more if rows is None else rows + more
     return rows
 
 
@@ -169,11 +179,19 @@ def longest_value_above(p: Problem) -> Float64[Tensor, "b h #n"]:
     return longest_seen(p, norms.v)
 
 
-def relative_rows(
-    p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
+def _floors(p: Problem, computed: Computed) -> Float64[Tensor, "b h n"]:
+    """Lower bounds on the lengths of answers."""
+    if computed.lengths is None:
+        return length_floors(computed.out.detach())
+    e = p.v.shape[-1]
+    return norm_floor(computed.lengths, slack(e, torch.float64), e)
+
+
+def _relative_rows(
+    p: Problem, floors: Float64[Tensor, "b h n"], rows: Float64[Tensor, "b h n"]
 ) -> Float64[Tensor, "b h n"]:
     """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
-    return relative_errors(absolute_errors(rows, longest_value_above(p)), length_floors(out.detach()))
+    return relative_errors(absolute_errors(rows, longest_value_above(p)), floors)
 
 
 def aimed_bound(ratio: float, rtol: float) -> float:

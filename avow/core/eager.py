@@ -31,4 +31,7 @@ def _outside_graphs(name: str, function: Callable[..., _R], arguments: tuple[Any
 
 
 # For the compiler, which does not look inside then, and says why to those who asked for a single graph.
-vars(_outside_graphs).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="it depends on numbers")
+vars(_outside_graphs).update(
+    _torchdynamo_disable=True,
+    _torchdynamo_disable_msg="what it does depends on numbers, which no graph knows: leave fullgraph=True out",
+)

@@ -25,10 +25,12 @@ class Computed:
     Attributes:
         out: the answer, (b, h, n, e), in the type of q.
         trace: whatever `promise` needs to know of this run.
+        lengths: the lengths of the answers as `avow.numerics.norms.lengths` gives them, if they were measured.
     """
 
     out: Float[Tensor, "b h n e"]
     trace: Any = None
+    lengths: Float[Tensor, "b h n"] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Method(ABC):
     """Whether rounding is the only error: others are priced against this method, and it runs if none of them may."""
     random: ClassVar[bool] = False
     """Whether the answer depends on a random draw."""
+    rests_on_lengths: ClassVar[bool] = False
+    """Whether the promise follows from sizes, norms and the lengths of answers, for `trace` None: it may come later."""
     averages: ClassVar[bool] = False
     """Whether the target's rows are averages of values they see: errors are then at most ‖answer‖ + longest value."""
     selects_tokens: ClassVar[bool] = False
@@ -238,9 +242,8 @@ class Method(ABC):
             The answer, (b, h, n, e), in the type of q, and in `trace` whatever `promise` needs.
         """
 
-    @abstractmethod
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
-        """What can be said of the answer.
+        """What can be said of the answer: nothing, unless a method has a proof.
 
         Args:
             problem: what was asked; its `norms` are known.
@@ -250,6 +253,8 @@ class Method(ABC):
         Returns:
             A bound for each row, its kind, and what it rests on.
         """
+        nothing = torch.full(problem.q.shape[:-1], math.inf, dtype=torch.float64, device=problem.q.device)
+        return Promise("none", nothing, reason=f"{self.name} has no proof")
 
     @abstractmethod
     def cost(self, sizes: Sizes) -> Cost:
@@ -285,9 +290,8 @@ class Method(ABC):
         return None
 
     @classmethod
-    @abstractmethod
     def grid(cls, sizes: Sizes) -> Iterator[Method]:
-        """The parameter values worth comparing at these sizes, cheapest first.
+        """The parameter values worth comparing at these sizes, cheapest first: the defaults, unless a method has more.
 
         Args:
             sizes: those of a problem.
@@ -295,6 +299,7 @@ class Method(ABC):
         Returns:
             Methods, one for each setting.
         """
+        yield cls()
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing.

@@ -16,7 +16,7 @@ import functools
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -102,7 +102,8 @@ class Record(list[Recorded]):
     def __str__(self) -> str:
         layers = self.layers
         if not layers:
-            advice = "run avow.nn modules inside the block, or a model in which avow is enabled"
+            callers = "avow.nn modules, avow.scaled_dot_product_attention, or a model in which avow is enabled"
+            advice = f"inside the block, run {callers}"
             return "\n".join([f"no answer was recorded: {advice}", *self._remarks])
         widest = max(len(layer) for layer in layers)
         lines = [f"{'layer':<{widest}}  answers  worst bound  of answer  promise        method"]
@@ -174,7 +175,7 @@ def _recording(model: nn.Module | None) -> Iterator[Record]:
     with _lock:
         _open.append(entry)
     try:
-        with _naming(model):
+        with naming({} if model is None else dict(model.named_modules())):
             yield new
     finally:
         with _lock:
@@ -183,8 +184,8 @@ def _recording(model: nn.Module | None) -> Iterator[Record]:
 
 
 @contextlib.contextmanager
-def _naming(model: nn.Module | None) -> Iterator[None]:
-    """Have `running_layer` know the modules of a model by their names, as long as the block runs."""
+def naming(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Have `running_layer` know modules by their names, as long as the block runs."""
 
     def enter(name: str, *_: Any) -> None:
         _running.set((*_running.get(), name))
@@ -193,7 +194,7 @@ def _naming(model: nn.Module | None) -> Iterator[None]:
         _running.set(_running.get()[:-1])
 
     handles = []
-    for name, module in () if model is None else model.named_modules():
+    for name, module in modules.items():
         handles.append(module.register_forward_pre_hook(functools.partial(enter, name), prepend=True))
         handles.append(module.register_forward_hook(leave, always_call=True))
     try:

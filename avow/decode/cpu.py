@@ -60,7 +60,7 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from avow.core import Certificate, Computed, LazyCertificate, Norms, Problem, Sizes
+from avow.core import Certificate, Computed, Cost, LazyCertificate, Norms, Problem, Sizes
 from avow.core.certify import certify
 from avow.core.quantities import count
 from avow.errors import is_out_of_memory
@@ -193,7 +193,7 @@ class CpuSteps:
     _methods: dict[tuple[float, torch.dtype], Sparse] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[type[CpuSteps], tuple[()]]:
-        """Copies and files begin anew: another cache works in a space of its own."""
+        """Copies and files start over: another cache works in a space of its own."""
         return CpuSteps, ()
 
     def step(
@@ -249,6 +249,7 @@ class CpuSteps:
             scale,
             method,
             "" if sparse else space.why_whole(learnt, whole),
+            space.nbytes,
         )
         return out, LazyCertificate.of(later), learnt
 
@@ -270,8 +271,11 @@ class _Answered(NamedTuple):
     unit: Float64[np.ndarray, "H n"]
 
 
-def _fields(answered: _Answered, held: CachedTokens, scale: float, method: Sparse, whole: str) -> dict[str, Any]:
+def _fields(
+    answered: _Answered, held: CachedTokens, scale: float, method: Sparse, whole: str, room: int
+) -> dict[str, Any]:
     """The fields of a certificate; `whole` says why all tokens were read, if they were: then it is one of `Exact`.
+    `room` is how many bytes the step worked in.
 
     Rows see different tokens, and values of different lengths: to the certificate each is a head of its own.
     """
@@ -299,10 +303,16 @@ def _fields(answered: _Answered, held: CachedTokens, scale: float, method: Spars
     fields = dict(vars(certify(method, problem, Computed(out.reshape(*rows, 1, width), trace), 1.0)))
     fields |= {name: fields[name].view(b, h, n) for name in ("rows", "relative_rows")}
     sizes = Sizes(b, h, g, n, max(own), d, width, q.dtype)
-    fields["cost"] = (_EXACT if whole else method).cost(sizes)
+    fields["cost"] = _EXACT.cost(sizes) if whole else _cost(sizes, float(read.sum()), room)
     if whole:
         fields |= {"method": _EXACT.name, "parameters": _EXACT.parameters, "reason": whole}
     return fields
+
+
+def _cost(sizes: Sizes, read: float, room: int) -> Cost:
+    """What a step cost: products of its rows with the sketch of all keys, and with the tokens that were read."""
+    rows, z = sizes.batch * sizes.heads * sizes.queries, sizes
+    return Cost(2 * rows * z.keys * z.dim + round(2 * read * (z.dim + z.value_dim)), rows * z.keys, 1, room)
 
 
 class _Space:
@@ -332,6 +342,7 @@ class _Space:
         }
         self._arrays: dict[str, np.ndarray] = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
         self.out, self.reports, self._counter = (self._arrays[name] for name in ("out", "reports", "counter"))
+        self.nbytes = sum(x.nbytes for x in self._arrays.values())
         self._frame = np.zeros(1, stages.FRAME)
         self._address = self._frame.ctypes.data
         # Fields in plain views: a record's own take ten times as long.
@@ -399,5 +410,6 @@ class _Space:
         if not self._arrays["flags"][:, _stages().WHOLE].all():
             return ""
         looked, left = bool((learnt[..., -2] == learnt[..., -1]).any()), int(learnt[..., -1].amin())
-        retry = f"sparse decoding did not pay; retrying in {count(left, 'step')}"
-        return "most of the tokens would have to be read in full" if looked else retry
+        if looked:
+            return "most of the tokens would have to be read in full"
+        return f"sparse decoding did not pay; retrying in {count(left, 'step') if left else 'the next step'}"

@@ -32,7 +32,7 @@ _TYPES, ROWS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 64, 256
 _DRAWABLE = 2**24
 # Of a tolerance these shares are aimed at by what is not read, and by draws; the rest is for rounding, and for guesses
 # that were off.
-_AIM, _AIM_OF_DRAWS = 0.5, 0.45
+_AIM, _AIM_OF_DRAWS = 0.6, 0.45
 # Shorter heads are read in full without a look at the sketch.
 SHORTEST = 2**12
 # Steps that a cache keeps captured, each for other arguments.
@@ -126,7 +126,7 @@ class _Last:
 class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
-    _states: dict[bool, Int32[Tensor, "5"]] = field(default_factory=dict, repr=False)
+    _states: dict[bool, Int32[Tensor, "4"]] = field(default_factory=dict, repr=False)
     _reports: dict[tuple[int, ...], Float32[Tensor, "5 b h"]] = field(default_factory=dict, repr=False)
     """By batch, heads and number of the queries; kept, since a graph that somebody captured writes to them."""
     _seed: Tensor | None = field(default=None, repr=False)
@@ -149,7 +149,7 @@ class KernelSteps:
         self.latest = LazyCertificate.of(lambda: last.fields, follows=True)
 
     def __reduce__(self) -> tuple[type[KernelSteps], tuple[()]]:
-        """Copies and files begin anew: another cache learns for itself."""
+        """Copies and files start over: another cache learns for itself."""
         return KernelSteps, ()
 
     def forget_addresses(self) -> None:
@@ -224,7 +224,7 @@ class KernelSteps:
         last.report, last.store, last.asked, last.shape, last.dtype = own, store, asked, tuple(q.shape), q.dtype
         return _decode(q.detach(), store, asked, state, own, seed, None if sinks is None else sinks.detach())
 
-    def _written(self, q: Tensor, asked: Asked) -> tuple[Int32[Tensor, "5"], Float32[Tensor, "5 b h"]]:
+    def _written(self, q: Tensor, asked: Asked) -> tuple[Int32[Tensor, "4"], Float32[Tensor, "5 b h"]]:
         """The state and the report that steps of such queries write to."""
         from avow.kernels.finalize import blank_report
         from avow.kernels.pausing import blank_state

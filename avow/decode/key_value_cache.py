@@ -34,6 +34,7 @@ from avow.core.requirement import Requirement, check_generator, checked_requirem
 from avow.decode import cache_file
 from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
+from avow.decode.kernel_steps import SHORTEST as SHORTEST_FOR_KERNELS
 from avow.decode.kernel_steps import Asked, KernelSteps, unfit_rows
 from avow.decode.split_k_exact import SplitKExact, serves
 from avow.decode.token_buffers import LengthBounds, TokenBuffers, is_capturing, is_plain_call, norm_slack
@@ -85,7 +86,7 @@ class KeyValueCache(TokenBuffers):
             cache of 16 or more dimensions. None keeps no sketch, and every answer is exact.
         window: how many tokens a token sees, itself included; older ones make way when the room is full, which is twice
             what the window and the last tokens need. None: all.
-        capacity: room for so many tokens from the start. Nothing moves then, so that `append` and `attend` can be
+        capacity: room for this many tokens from the start. Nothing moves then, so that `append` and `attend` can be
             captured in a CUDA graph and replayed while the cache grows. None: buffers grow when they are full.
 
     Raises:
@@ -243,6 +244,41 @@ class KeyValueCache(TokenBuffers):
         joined = LazyCertificate.of(lambda: dict(vars(compose(certificates, 0))))
         return Attended(torch.cat([answer.out for answer in answers]), joined)
 
+    @torch.no_grad()
+    def attend_masked(
+        self, q: Float[Tensor, "b h n d"], mask: Tensor, tol: float | None, rtol: float | None, scale: float | None
+    ) -> Attended:
+        """The exact answers to queries that see other tokens than those up to their own, and their certificate.
+
+        What is known of the lengths of tokens is not measured again.
+
+        Args:
+            q: queries, (batch, heads, n, dim).
+            mask: what they see of the last `length` tokens, as `avow.attend` takes it.
+            tol: the largest error of a row that is accepted, relative to the longest value that the row sees.
+            rtol: the same relative to the length of the row's true answer.
+            scale: what q·k is multiplied by; None is 1/sqrt(dim).
+
+        Returns:
+            The answer, (batch, heads, n, value_dim), and its certificate.
+
+        Raises:
+            ShapeError: sizes do not fit, or the cache is empty.
+            DtypeError: queries are of another type than the cache.
+            ToleranceUnreachable: no available arithmetic proves the tolerance.
+        """
+        self._check_queries(q)
+        self._first_seen(q.shape[2])
+        self._measure_written()
+        requirement, end = checked_requirement(tol, None, rtol=rtol), self._position - self._base
+        k, v, lengths = (self._buffers[name][:, :, end - self.length : end] for name in ("keys", "values", "norms"))
+        problem = Problem.of(q, k, v, mask=mask, scale=scale, enable_gqa=True)
+        error = norm_slack(max(self.dim, self.value_dim), self.dtype, self._wide)
+        keys = self._longest.unsqueeze(-1).expand(lengths.shape)
+        norms = Norms(row_norms(problem.q, "q"), keys, lengths.double(), error)
+        check_range(*norms.most, problem.scale)
+        return attend_exact(problem.with_norms(norms), requirement)
+
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
         """Keep the first tokens of each sequence; with 0 it begins again.
 
@@ -251,10 +287,27 @@ class KeyValueCache(TokenBuffers):
                 nobody waits for.
 
         Raises:
-            ParameterError: there are not so many tokens.
+            ParameterError: the cache holds fewer tokens.
         """
         self._asked_last = None  # a sequence may be empty now: the next call looks
         super().crop(lengths)
+
+    def why_exact(self, tol: float | None, confidence: float | None, rtol: float | None, method: str) -> str:
+        """Why `attend` would read all tokens for one query, as far as is known before it; empty if it may read less.
+
+        Args:
+            tol: as `attend` has it.
+            confidence: as `attend` has it.
+            rtol: as `attend` has it.
+            method: as `attend` has it.
+
+        Returns:
+            The reason, or nothing.
+        """
+        requirement, length = checked_requirement(tol, confidence, rtol=rtol), max(self._bounds)
+        if not self._unfit and method == "auto" and length < SHORTEST_FOR_KERNELS:
+            return self._why_all(requirement.exact, method, length)
+        return self._skip_reason(requirement, method)
 
     def _attend_within(self, call: _Call, aim: float | None) -> Attended:
         """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
@@ -555,7 +608,7 @@ class KeyValueCache(TokenBuffers):
         return ""
 
     def _why_all(self, exact: bool, method: str, length: int) -> str:
-        """Why all of so many tokens are read without a look at the sketch."""
+        """Why all of this many tokens are read without a look at the sketch."""
         if exact:
             return ""
         if method == "exact":

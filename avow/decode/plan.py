@@ -154,13 +154,21 @@ class DecodePlan:
     @property
     def pays_from(self) -> int | None:
         """From how many tokens on a sparse step is faster than an exact one; None if it never is."""
-        exact, sparse = self.rates.exact, self.rates.sparse
-        if sparse is None:
+        if self.rates.sparse is None:
             return None
-        saved = exact.token - sparse.token - self.kept * self.rates.read
-        if saved <= 0:
+        least = shortest(self.sizes.device)
+        lengths = [float(least), *(n for n in self.rates.exact.tokens if n > least)]
+        lengths.append(2 * lengths[-1])
+        saved = [self.rates.exact.seconds(n) - (self.rates.sparse_seconds(n, self.kept) or 0.0) for n in lengths]
+        if saved[-1] <= saved[-2]:
             return None
-        return max(shortest(self.sizes.device), math.ceil((sparse.overhead - exact.overhead) / saved))
+        # What is saved is straight from each length to the next, and on beyond the last: the last time it rises above
+        # zero counts.
+        for i in reversed(range(len(lengths) - 1)):
+            if saved[i] <= 0:
+                slope = (saved[i + 1] - saved[i]) / (lengths[i + 1] - lengths[i])
+                return math.ceil(lengths[i] - saved[i] / slope)
+        return least
 
     @property
     def pays_below(self) -> float | None:
@@ -274,9 +282,11 @@ class DecodePlan:
             return lines
         if self.pays_from is None:
             return [*lines, f"sparse pays at no length if {self.kept:.1%} of the tokens are read"]
-        below = "" if self.pays_below is None else f", and here if less than {self.pays_below:.0%} are"
+        below = (
+            "" if self.pays_below is None else f", and at {self.sizes.keys:,} if less than {self.pays_below:.0%} are"
+        )
         if self.pays_below == 1:
-            below = ", and here however many are"
+            below = f", and at {self.sizes.keys:,} whatever share is read"
         return [*lines, f"sparse pays from {self.pays_from:,} tokens on if {self.kept:.1%} of them are read{below}"]
 
     def __str__(self) -> str:
@@ -308,7 +318,7 @@ def plan_decode(
     tell: Callable[[str], object] = _LOG.info,
     again: bool = False,
 ) -> DecodePlan:
-    """What a step of a decode loop costs with so many tokens in a `KeyValueCache`: time, memory, and where sparse pays.
+    """What a step of a decode loop costs with these tokens in a `KeyValueCache`: time, memory, and where sparse pays.
 
     What steps take is measured at the first call for heads of this shape, in about two seconds, and kept in a file. A
     machine that is too busy for that in ten seconds is left alone for an hour. With `AVOW_CALIBRATION=off`, or on such

@@ -58,7 +58,7 @@ class SplitKExact:
         """For the queries of each key head, filled up with zeros if they are too few; and without these."""
 
     def __reduce__(self) -> tuple[type[SplitKExact], tuple[()]]:
-        """Copies and files begin anew: another cache learns for itself."""
+        """Copies and files start over: another cache learns for itself."""
         return SplitKExact, ()
 
     def quick(
@@ -210,7 +210,7 @@ class Limits:
     assumption: str
 
     def hold(self, tokens: int, known: LengthBounds) -> bool:
-        """Whether they hold for so many tokens of such lengths."""
+        """Whether they hold for this many tokens of such lengths."""
         usual = tokens <= self.tokens and known.least >= self.least
         return usual and max(known.keys) <= self.key and max(known.values) <= self.value
 

@@ -1,9 +1,9 @@
 """What a decoding step costs on this machine, for heads of one shape: measured once, kept in a file.
 
-A step is `KeyValueCache.append` of its tokens and `attend`. Steps in a short cache and in one that is too long for a
-processor's caches give the line on which others lie:
+A step is `KeyValueCache.append` of its tokens and `attend`. Steps in a short cache, in one that fits into a processor's
+caches and in one that is too long for them give the times between which others lie:
 
-    exact    overhead + tokens · (seconds of a token)
+    exact    straight lines from one of the three to the next, and on
     sparse   overhead + tokens · (seconds of looking at one + share of them that is read · seconds of reading one)
 
 Beside them stands PyTorch's SDPA called the same way, and what sketching a token costs, once. Steps of up to `_HEADS`
@@ -13,9 +13,11 @@ in a cache, and is the caller's to say: the heads measured here are made such th
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import re
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -41,15 +43,17 @@ from avow.parameters import as_float
 
 _LOG = logging.getLogger(__name__)
 # Raise when the steps themselves or what is measured of them change: older files are then measured again.
-VERSION = 2
-# Keys and values of the long cache, in bytes: beyond what processors keep in their caches. But no more tokens than
-# that: on a CPU sketching them takes long. And no more heads than so many, or than have room in so many bytes.
-_BYTES, _TOKENS = {"cpu": 96 * 2**20, "cuda": 2**30}, {"cpu": 2**17, "cuda": 2**20}
+VERSION = 4
+# Keys and values of the long cache, in bytes: even their sketch, a seventh, does not fit into a processor's caches. But
+# no more tokens than that: on a CPU sketching them takes long. And no more heads than so many, or than fit into so many
+# bytes. Keys and values of the middle one do fit.
+_BYTES, _TOKENS = {"cpu": 288 * 2**20, "cuda": 2**30}, {"cpu": 2**17, "cuda": 2**20}
+_FITTING = 24 * 2**20
 _HEADS, _ROOM_OF_HEADS = 16, 2**28
 # Tokens of the short caches of exact and of sparse steps, and room for those that steps append. From 2,048 tokens on a
 # step looks at a sample of as many to choose what to read: that is the same at every length.
 _SHORT, _SHORT_SPARSE, _ROOM = 64, 4096, 1024
-# Seconds in all. A machine at rest needs two.
+# Seconds in all. A machine at rest needs two to five.
 _PATIENCE = 10.0
 # Seconds for each kind of step, and the fewest and the most steps.
 _ENOUGH, _FEWEST, _MOST = 0.2, 4, 25
@@ -60,46 +64,59 @@ _TOL, _SHARES, _RUN, _GAP = 1e-2, (0.05, 0.25), 16, 14.0
 _WAITED = 0.2
 
 
-class Line(NamedTuple):
-    """Seconds of a call, and of each token more."""
+class Curve(NamedTuple):
+    """Seconds of a call, by the number of tokens: straight between points, and on beyond the last."""
 
-    overhead: float
-    token: float
+    tokens: tuple[float, ...]
+    times: tuple[float, ...]
+
+    @staticmethod
+    def line(overhead: float, token: float) -> Curve:
+        """So many seconds, and as many more for each token."""
+        return Curve((0.0, 2.0**20), (overhead, overhead + token * 2**20))
 
     def seconds(self, tokens: float) -> float:
-        return self.overhead + tokens * self.token
+        i = min(max(1, bisect.bisect_left(self.tokens, tokens)), len(self.tokens) - 1)
+        (low, high), (least, most) = self.tokens[i - 1 : i + 1], self.times[i - 1 : i + 1]
+        return max(0.0, least + (tokens - low) * (most - least) / (high - low))
+
+    def of_heads(self, factor: float) -> Curve:
+        """The same of so many times as many heads: a token is as much work as that many were."""
+        return Curve(tuple(tokens / factor for tokens in self.tokens), self.times)
 
 
 @dataclass(frozen=True)
 class StepRates:
     """Seconds of decoding steps of heads of one shape."""
 
-    exact: Line
-    sparse: Line | None
+    exact: Curve
+    sparse: Curve | None
     """Steps that read no token in full; None if no step reads a part of the tokens here."""
     read: float
     """Seconds of each token that is read in full, by all key heads."""
     sketch: float
     """Seconds of sketching a token of all key heads, once."""
-    sdpa: Line | None
+    sdpa: Curve | None
     """PyTorch's SDPA; None if it was not measured."""
     unfit: str = ""
     """Why no step reads a part of the tokens."""
     source: str = ""
     """Where these come from."""
 
-    def sparse_seconds(self, tokens: int, kept: float) -> float | None:
+    def sparse_seconds(self, tokens: float, kept: float) -> float | None:
         """Seconds of a step that reads this share of the tokens."""
         return None if self.sparse is None else self.sparse.seconds(tokens) + tokens * kept * self.read
 
     def times(self, factor: float) -> StepRates:
         """The rates of so many times as many heads."""
+        curves = {name: curve and curve.of_heads(factor) for name, curve in self.curves.items()}
+        per_token = {"read": factor * self.read, "sketch": factor * self.sketch}
+        return dataclasses.replace(self, **cast("Any", curves | per_token))
 
-        def scaled(line: Line | None) -> Any:
-            return None if line is None else line._replace(token=factor * line.token)
-
-        lines = {name: scaled(getattr(self, name)) for name in ("exact", "sparse", "sdpa")}
-        return dataclasses.replace(self, **lines, read=factor * self.read, sketch=factor * self.sketch)
+    @property
+    def curves(self) -> dict[str, Curve | None]:
+        """Exact steps, sparse ones and SDPA by name."""
+        return {"exact": self.exact, "sparse": self.sparse, "sdpa": self.sdpa}
 
 
 def shortest(device: str) -> int:
@@ -137,7 +154,7 @@ def _of_few(z: Sizes, tell: Callable[[str], object], again: bool) -> StepRates:
         uncompiled = prepare(tell) if z.device == "cpu" else ""
         tell(
             "measuring decoding steps of these heads on this machine, once: "
-            f"about 2 s, given up after {_PATIENCE:.0f} s if other work has the processors"
+            f"2 to 5 s, given up after {_PATIENCE:.0f} s if other work has the processors"
         )
         try:
             fresh, disturbed = measure_steps(z)
@@ -162,10 +179,12 @@ def rates_file(z: Sizes) -> Path:
 
 
 def _parsed(plain: Any) -> StepRates | None:
-    lines = {name: plain[name] if plain[name] is None else Line(*plain[name]) for name in ("exact", "sparse", "sdpa")}
-    found = StepRates(**(plain | lines))
-    numbers = [x for line in lines.values() if line is not None for x in line] + [found.read, found.sketch]
-    usual = lines["exact"] is not None and all(0 <= as_float(x) < 1e3 for x in numbers)
+    curves = {name: plain[name] and Curve(*map(tuple, plain[name])) for name in ("exact", "sparse", "sdpa")}
+    found = StepRates(**(plain | curves))
+    given = [curve for curve in curves.values() if curve]
+    ordered = all(len(set(x)) == len(y) >= 2 and list(x) == sorted(x) for x, y in given)
+    numbers = [time for curve in given for time in curve.times] + [found.read, found.sketch]
+    usual = curves["exact"] is not None and ordered and all(0 <= as_float(x) < 1e6 for x in numbers)
     explained = isinstance(found.unfit, str) and (found.sparse is None) == bool(found.unfit)
     return found if usual and explained and isinstance(found.source, str) else None
 
@@ -177,11 +196,12 @@ def typical(z: Sizes, source: str) -> StepRates:
     overhead = 1e-4 if on_gpu else 2e-4
     cache = KeyValueCache(z.key_heads, z.dim, z.value_dim, dtype=z.dtype)
     token = z.key_heads * (z.dim + z.value_dim) * z.item  # bytes
-    look = Line(overhead, token * cache.overhead / bandwidth)
+    look = Curve.line(overhead, token * cache.overhead / bandwidth)
     read = token / bandwidth
+    exact = Curve.line(overhead, read)
     if unfit := "" if on_gpu else not_installed():
-        return StepRates(Line(overhead, read), None, 0.0, 0.0, None, unfit, source)
-    return StepRates(Line(overhead, read), look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source)
+        return StepRates(exact, None, 0.0, 0.0, None, unfit, source)
+    return StepRates(exact, look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source)
 
 
 class TooBusy(Exception):
@@ -246,11 +266,13 @@ def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, boo
     token = z.key_heads * (z.dim + z.value_dim) * z.item  # bytes
     tokens = max(shortest(z.device), min(_BYTES[z.device] // token, _TOKENS[z.device]))
     with torch.no_grad():
-        short, long = (_Steps(z, count) for count in (max(_SHORT, z.queries), tokens))
+        fitting = min(_FITTING // token, tokens // 2)
+        caches = [_Steps(z, count) for count in (max(_SHORT, z.queries), fitting, tokens) if count >= z.queries]
         timer.check()  # making them takes a while, too
-        exact = _line(timer, short, long, lambda steps: steps.attend(0))
-        sdpa = _line(timer, short, long, lambda steps: steps.sdpa(0))
-        del short
+        exact = _curve(timer, caches, lambda steps: steps.attend(0))
+        sdpa = _curve(timer, caches, lambda steps: steps.sdpa(0))
+        long = caches.pop()
+        caches.clear()
         sketching = timer.once(lambda: long.attend(0, _TOL))
         answer = long.attend(0, _TOL).certificate
         if answer.method != "sparse":
@@ -262,14 +284,13 @@ def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, boo
     look = max(0.0, few.seconds - least.seconds - (few.read - least.read) * read) / (few.tokens - least.tokens)
     overhead = max(0.0, least.seconds - least.read * read - least.tokens * look)
     sketch = max(0.0, sketching - few.seconds) / tokens
-    return StepRates(exact, Line(overhead, look), read, sketch, sdpa), timer.disturbed
+    return StepRates(exact, Curve.line(overhead, look), read, sketch, sdpa), timer.disturbed
 
 
-def _line(timer: StepTimer, short: _Steps, long: _Steps, call: Callable[[_Steps], object]) -> Line:
-    """The line through what calls take in both caches."""
-    low, high = (timer.least(functools.partial(call, steps)) for steps in (short, long))
-    token = max(0.0, high - low) / (long.tokens - short.tokens)
-    return Line(max(0.0, low - short.tokens * token), token)
+def _curve(timer: StepTimer, caches: list[_Steps], call: Callable[[_Steps], object]) -> Curve:
+    """What calls take in caches, each longer than the one before."""
+    times = itertools.accumulate((timer.least(functools.partial(call, steps)) for steps in caches), max)
+    return Curve(tuple(float(steps.tokens) for steps in caches), tuple(times))
 
 
 class _Point(NamedTuple):

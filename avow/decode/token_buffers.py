@@ -478,7 +478,7 @@ class TokenBuffers:
         return self._sequences or [self._sequence(i, length) for i, length in enumerate(self._positions)]
 
     def _sequence(self, i: int, length: int) -> Self:
-        """The cache of one sequence, of so many tokens, in this one's buffers."""
+        """The cache of one sequence, of this many tokens, in this one's buffers."""
         self._measure_written()
         sizes = self.key_heads, self.dim, self.value_dim
         one = type(self)(*sizes, dtype=self.dtype, device=self.device, bits=self.bits, window=self.window)
@@ -529,7 +529,7 @@ class TokenBuffers:
         self._uncounted |= isinstance(lengths, Tensor)
 
     def _make_room(self, added: list[int]) -> None:
-        """Have buffers hold so many more tokens of each sequence; asks the device only if bounds exceed the room."""
+        """Have buffers hold this many more tokens of each sequence; asks the device only if bounds exceed the room."""
         room = self._buffers["keys"].shape[2]
         if not self._replayed and max(map(operator.add, self._bounds, added)) <= room:
             return
@@ -784,7 +784,7 @@ class TokenBuffers:
 
     @torch.inference_mode(False)
     def _allocate(self, tokens: int) -> dict[str, Tensor]:
-        """Buffers for so many tokens; they are written into inside and outside of inference_mode."""
+        """Buffers for this many tokens; they are written into inside and outside of inference_mode."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
         wide = torch.float64 if self._wide else torch.float32
         room = {
@@ -875,10 +875,27 @@ class TokenBuffers:
                 raise DtypeError(f"{name}.device", x.device, f"must equal the cache's {self.device}", "move it first")
             if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != (self.batch, self.key_heads, width):
                 rule = f"must be ({self.batch}, {self.key_heads}, length, {width}), as the cache was made"
-                raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "append what its own heads gave")
+                raise ShapeError(f"{name}.shape", tuple(x.shape), rule, self._shape_remedy(name, tuple(x.shape), width))
         if k.shape[-2] != v.shape[-2]:
             rule = f"must equal k.shape[-2]={k.shape[-2]}"
             raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
+
+    def _shape_remedy(self, name: str, shape: tuple[int, ...], width: int) -> str:
+        """What to do about tokens of a shape that is not this cache's."""
+        if len(shape) == 3 and (self.batch, *shape[::2]) == (1, self.key_heads, width):
+            return f"use {name}[None]"
+        if len(shape) != 4:
+            return "add the missing axes"
+        if (shape[0], *shape[2:]) == (self.batch, self.key_heads, width):
+            return f"use {name}.transpose(1, 2)"
+        made = {
+            "batch": (shape[0], self.batch),
+            "key_heads": (shape[1], self.key_heads),
+            "dim" if name == "k" else "value_dim": (shape[3], width),
+        }
+        wanted = ", ".join(f"{option}={given}" for option, (given, own) in made.items() if given != own)
+        repeated = ", or append them before they are repeated for query heads" if shape[1] > self.key_heads else ""
+        return f"make the cache with {wanted}{repeated}"
 
 
 def is_capturing(device: torch.device) -> bool:

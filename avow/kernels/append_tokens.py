@@ -303,7 +303,7 @@ def append(
     at_once = early(k.device)
     k, v = row_contiguous(k, v)
     inputs = view(k), view(v), counts, store, found, k.stride(2), v.stride(2), count, capacity
-    _append[(b * g, programs)](*inputs, S=shape, EARLY=at_once, num_warps=4 if count == 1 else 8, launch_pdl=at_once)
+    _append[(b * g, programs)](*inputs, S=shape, EARLY=at_once, num_warps=8, launch_pdl=at_once)
     if found is not None:
         more = triton.next_power_of_2(programs)
         _noted[(b * g,)](

@@ -20,14 +20,14 @@ from avow.kernels.pausing import first_seen, read_in_order
 from avow.kernels.planning import WIDTH, Counted, stride_in
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS, FEWEST, StepShape, turn_of
+from avow.kernels.step_constants import BINS, StepShape, turn_of
 from avow.kernels.tile_ops import chained, filled, follow
 from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
-# Tokens that a program marks at once, and programs of four warps that an H200 runs at once: where there is more to
-# mark, each of those marks more. A thread may have so many registers that eight of them fit a processor.
-BLOCK, _AT_ONCE, _REGISTERS = 2048, 132 * 8, 64
+# Tokens that a program marks at once, and programs of four warps that an H200 runs at once, eight to a processor: where
+# there is more to mark, each of those marks more. A thread may have so many registers: with fewer, some are spilled.
+BLOCK, _AT_ONCE, REGISTERS = 2048, 132 * 8, 128
 # Bits of a listed token's place, where the step of its odds stands in those above.
 PLACES = 24
 # Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
@@ -181,15 +181,10 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
     spans, span = spans_of(heads, capacity)
     chosen = blank_lists(terms, spans, span)._replace(tails=terms.mass.new_empty(heads * r, spans))
     rows, most_programs = triton.next_power_of_2(r), triton.next_power_of_2(programs)
-    shape = StepShape(r, rows, turn_of(r), BLOCK=BLOCK, ENOUGH=planning._ENOUGH, PROGRAMS=most_programs)
+    shape = StepShape(r, rows, turn_of(r), BLOCK=BLOCK, ENOUGH=planning.enough(heads * r), PROGRAMS=most_programs)
     inputs = terms, known, most, chosen, drop, room, spans, span, programs
-    _marked[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=registers(r), **chained(most.device))
+    _marked[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=REGISTERS, **chained(most.device))
     return chosen
-
-
-def registers(rows: int) -> int:
-    """How many registers a thread may have that lists tokens for so many rows."""
-    return _REGISTERS if rows <= FEWEST else 2 * _REGISTERS
 
 
 def blank_lists(terms: Terms, spans: int, span: int, draws: Draws | None = None) -> Chosen:

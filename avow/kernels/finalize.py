@@ -20,9 +20,8 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Float32, Int32
 from torch import Tensor
 
-from avow.kernels import pausing
 from avow.kernels.choice import Chosen, Draws
-from avow.kernels.pausing import first_seen, settle
+from avow.kernels.pausing import first_seen
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import ROWS, StepShape
@@ -30,7 +29,7 @@ from avow.kernels.tile_ops import HeadView, at_head, chained, filled, follow
 from avow.kernels.work_partition import TILE, Parts, list_shape, shares, slots_of, tiles_listed
 from avow.numerics.rounding import gamma, tiny, unit
 
-_TILE, _ARRIVED = tl.constexpr(TILE), tl.constexpr(pausing.ARRIVED)
+_TILE = tl.constexpr(TILE)
 # Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
 # that registers hold them, and by how many warps.
 _PARTS, _CHUNK, _HELD, MERGING_WARPS = 256, 128, 2**15, 4
@@ -292,7 +291,7 @@ def merge(row, rows, slots, parts, given, found, unread, used, S: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["heads"])
-def _merged(parts, listed, given, found, unread, terms, worthwhile, heads, S: tl.constexpr, EARLY: tl.constexpr):
+def _merged(parts, listed, given, found, unread, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
     """A row's answer, and its bound."""
     follow(EARLY)
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
@@ -319,11 +318,6 @@ def _merged(parts, listed, given, found, unread, terms, worthwhile, heads, S: tl
         tl.store(found.report + rows + row, 0.0)
         tl.store(found.report + 2 * rows + row, tl.load(given.most + head))
         tl.store(found.within + row, 1)
-    # All threads have written before one of them says so.
-    tl.debug_barrier()
-    before = tl.atomic_add(terms.used.state + _ARRIVED, 1, sem="acq_rel")
-    if before == rows - 1:
-        settle(terms.used, found, heads, worthwhile, S)
 
 
 def rounding_of(q: Tensor, v: Tensor, scale: float) -> Rounding:
@@ -372,6 +366,6 @@ def merged(
     heads, spans = chosen.found.shape
     shape = merging_shape(list_shape(q, v, spans))
     unread = Unread(chosen.tails, chosen.draws, terms.widest, spans, drop, limit)
-    inputs = parts, chosen.found, given, found, unread, terms, pausing.worthwhile(shape.R), heads
+    inputs = parts, chosen.found, given, found, unread, terms, heads
     _merged[(b * h,)](*inputs, S=shape, num_warps=MERGING_WARPS, **chained(q.device))
     return found._replace(within=within.view(torch.bool))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen, Draws
 from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Unread, merge, merging_shape
-from avow.kernels.pausing import Used, first_seen, read_in_order
+from avow.kernels.pausing import Used, first_seen, read_in_order, settle, worthwhile
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, filled, follow, log2_near
@@ -209,10 +209,15 @@ def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=["heads"])
-def _read_again(inputs, parts, found, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
-    """One share of all tokens of heads with a row that is not within what was allowed."""
+def _read_again(inputs, parts, found, terms, worthwhile, heads, S: tl.constexpr, EARLY: tl.constexpr):
+    """One share of all tokens of heads with a row that is not within what was allowed.
+
+    Answers are known by now: the first program says whether the next steps look at the sketch.
+    """
     follow(EARLY)
     program = tl.program_id(0)
+    if program == 0:
+        settle(terms.used, found, heads, worthwhile, S)
     lists = shares(tiles_again(found.within, terms.used, heads, S), S)
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
@@ -271,7 +276,7 @@ def read_again(
     given = BoundInputs.of(q, v, most, most, scale, terms, sinks)
     found = found._replace(within=found.within.view(torch.int8))
     shape, parts, heads = list_shape(q, v), blank_parts(q, v), most.numel()
-    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, heads
+    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, worthwhile(shape.R), heads
     _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=warps_of(shape.R), num_stages=3, **chained(q.device))
     # One program for each row: all rows of a head in turn took several times as long as reading it.
     shape, outputs = merging_shape(shape), (parts, given, found, Unread(), terms, heads)

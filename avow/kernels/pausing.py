@@ -18,9 +18,9 @@ from avow.numerics.sketch import GROUP
 
 _GROUP = tl.constexpr(GROUP)
 # Places in a state: exact steps after the sketch saved nothing the last time, those left of them, tokens below which a
-# head is read in full, programs that are done, and whether the sketch is used whatever it saves.
-PAUSE, LEFT, SHORTEST, ARRIVED, ALWAYS = range(5)
-_PAUSE, _LEFT, _SHORTEST, _ARRIVED, _ALWAYS = (tl.constexpr(x) for x in (PAUSE, LEFT, SHORTEST, ARRIVED, ALWAYS))
+# head is read in full, and whether the sketch is used whatever it saves.
+PAUSE, LEFT, SHORTEST, ALWAYS = range(4)
+_PAUSE, _LEFT, _SHORTEST, _ALWAYS = (tl.constexpr(x) for x in (PAUSE, LEFT, SHORTEST, ALWAYS))
 LONGEST = 64
 _LONGEST = tl.constexpr(LONGEST)
 # If more than this share of the tokens has to be read, the look at the sketch costs more than it saves; less for each
@@ -32,7 +32,7 @@ class Used(NamedTuple):
     """How many tokens each key head has, the rest being room for others; and the state of a cache's steps."""
 
     tokens: Int32[Tensor, "bg"]
-    state: Int32[Tensor, "5"]
+    state: Int32[Tensor, "4"]
     queries: int | None = None
     """How many of the last tokens ask, if not one alone: their rows stand side by side, and see the tokens up to each
     one's own.
@@ -41,9 +41,9 @@ class Used(NamedTuple):
     """How many tokens a row sees, its own the last, if not all."""
 
 
-def blank_state(device: torch.device, shortest: int = 0, always: bool = False) -> Int32[Tensor, "5"]:
+def blank_state(device: torch.device, shortest: int = 0, always: bool = False) -> Int32[Tensor, "4"]:
     """The state of a cache that has not decoded yet."""
-    return torch.tensor([0, 0, shortest, 0, always], dtype=torch.int32, device=device)
+    return torch.tensor([0, 0, shortest, always], dtype=torch.int32, device=device)
 
 
 def worthwhile(rows: int) -> float:
@@ -95,4 +95,3 @@ def settle(used, found, heads, worthwhile, S: tl.constexpr):
     longer = tl.minimum(tl.maximum(2 * pause, 1), _LONGEST)
     tl.store(state + _PAUSE, tl.where(paused, pause, tl.where(paid, 0, longer)))
     tl.store(state + _LEFT, tl.where(paused, left - 1, tl.where(paid, 0, longer)))
-    tl.store(state + _ARRIVED, 0)

@@ -17,8 +17,8 @@ import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-from avow.kernels.pausing import groups_in
-from avow.kernels.sample_bounds import Logs
+from avow.kernels.pausing import groups_in, read_in_order
+from avow.kernels.sample_bounds import NONE, Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, LIMIT, StepShape
 from avow.kernels.tile_ops import chained, filled, follow
@@ -31,8 +31,9 @@ _BINS, _GROUP, _LIMIT, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP
 # Tokens that a program counts, groups whose masses it adds up at once, and its warps.
 _SPAN, _MASSES, _WARPS = 2048, tl.constexpr(2048), 8
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
-# taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
-_ENOUGH = 2**14
+# taken for larger than they are by a seventh on average, which covers what so large a sample may be off. For many rows
+# counting takes longer than a smaller sample costs.
+_ENOUGH, _LEAST_ENOUGH, _FEW = 2**13, 2**12, 64
 # What only plans rest on: how long values are, as a share of the longest; and what the sketch pass took off the
 # expected mass in doubt comes back as far as intervals are wide, up to this factor.
 _USUAL, _DOUBTED = tl.constexpr(0.8), tl.constexpr(1.15)
@@ -70,6 +71,8 @@ def counting(terms, masses, room, S: tl.constexpr, EARLY: tl.constexpr = False):
     follow(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // S.R, row % S.R
+    if read_in_order(tl.load(terms.used.tokens + head), terms.used):
+        return
     start, c = groups_in(terms.used, head)
     stride = stride_in(c - start, S.ENOUGH)
     share = tl.cdiv(c - start, blocks_in(c - start, stride, S.BLOCK))
@@ -139,6 +142,11 @@ def _planned(terms, masses, most, rims, goal, logs, room, S: tl.constexpr, EARLY
     """A part of a row's histogram; whoever is the last to have filled in a part plans for the row."""
     follow(EARLY)
     row = tl.program_id(0).to(tl.int64)
+    if read_in_order(tl.load(terms.used.tokens + row // S.R), terms.used):
+        # Far below all terms: nothing is left to chance.
+        tl.store(rims + row * 2, 2 * NONE)
+        tl.store(rims + row * 2 + 1, 1.0)
+        return
     slim = tl.load(terms.nu + row // S.R) / tl.load(most + row // S.R)
     highest = tl.load(terms.widest + row)
     counting(terms, masses, room, S)
@@ -183,15 +191,20 @@ def goal(drop: float, limit: float | None, dtype: torch.dtype) -> Goal:
     return Goal(drop, room, 0.0 if dtype == torch.float32 else unit(dtype))
 
 
-def programs_for(room: int) -> int:
-    """How many programs count a row, at most."""
-    return max(1, triton.cdiv(min(room * GROUP, 2 * _ENOUGH), _SPAN))
+def enough(rows: int) -> int:
+    """How many tokens the histogram of each of so many rows needs to count."""
+    return max(_LEAST_ENOUGH, _ENOUGH * _FEW // max(rows, _FEW))
+
+
+def programs_for(room: int, rows: int) -> int:
+    """How many programs count each of so many rows, at most."""
+    return max(1, triton.cdiv(min(room * GROUP, 2 * enough(rows)), _SPAN))
 
 
 def _masses(terms: Terms) -> tuple[Float32[Tensor, "bh programs"], StepShape]:
     """Room for expected masses, in parts, and what `counting` is compiled for."""
     rows, (_, room, r) = terms.widest.shape[0], terms.top.shape
-    return terms.mass.new_empty(rows, programs_for(room)), StepShape(r, BLOCK=_SPAN, ENOUGH=_ENOUGH)
+    return terms.mass.new_empty(rows, programs_for(room, rows)), StepShape(r, BLOCK=_SPAN, ENOUGH=enough(rows))
 
 
 def counted(terms: Terms) -> Counted:

@@ -156,5 +156,5 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
     chosen = choice.blank_lists(terms, spans, span, Draws(rims, terms.nu, terms.lengths, logs, seed))
     shape = StepShape(r, TURN=turn_of(r), BLOCK=choice.BLOCK, FAST=not interpreted())
     inputs = terms, chosen, room, spans, span
-    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.registers(r), **chained(rims.device))
+    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.REGISTERS, **chained(rims.device))
     return chosen

@@ -111,6 +111,8 @@ def _bounded(q, sketch, known, terms, room, S: tl.constexpr, EARLY: tl.constexpr
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, c = groups_in(terms.used, head)
+    if first >= c:
+        return
     RP: tl.constexpr = S.RP
     W: tl.constexpr = S.D // 2
     column, byte, token = tl.arange(0, RP), tl.arange(0, S.WP), tl.arange(0, _GROUP)

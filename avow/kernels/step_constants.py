@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.pausing import Used, groups_in
+from avow.kernels.pausing import Used, groups_in, read_in_order
 from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, follow
 from avow.numerics.rounding import gamma, unit
 from avow.numerics.sketch import Sketch
@@ -108,10 +108,23 @@ def _prepared(q, sketch, most, hint, out, numbers, used, room, S: tl.constexpr, 
     first, c = groups_in(used, head)
     if (part > 0) & ((part * _MANY >= c) | (part * _MANY + _MANY <= first)):
         return
+    row, channel = tl.arange(0, S.RP), tl.arange(0, S.DP)
+    if part == 0:
+        unit = tl.load(most + head)
+        wide = unit
+        if hint is not None:
+            wide = tl.maximum(
+                tl.max(tl.load(hint + head * S.R + row, mask=row < S.R, other=0.0), 0), unit * numbers.least
+            )
+        # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
+        wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
+        tl.store(out.nu + head, tl.where(wide > 0, wide, 1.0))
+    # Nothing else is asked for where all tokens are read.
+    if read_in_order(tl.load(used.tokens + head), used):
+        return
     # The numbers of bfloat16 that a query's digits fill.
     TWO: tl.constexpr = q.dtype.element_ty == tl.float16
     PARTS: tl.constexpr = 1 if q.dtype.element_ty == tl.bfloat16 else (2 if TWO else 3)
-    row, channel = tl.arange(0, S.RP), tl.arange(0, S.DP)
     there = (row < S.R)[:, None] & (channel < S.D)[None, :]
     x = tl.load(q + (head * S.R + row)[:, None] * S.D + channel[None, :], mask=there, other=0.0).to(tl.float32)
     # A power of two at most the largest entry, and its inverse, by their exponents.
@@ -150,15 +163,6 @@ def _prepared(q, sketch, most, hint, out, numbers, used, room, S: tl.constexpr, 
         tl.store(own + 2, spread * grown * (1 + 2.0**-18))
         tl.store(own + 3, length * grown * numbers.relative)
         tl.store(own + 4, numbers.absolute * grown)
-        unit = tl.load(most + head)
-        wide = unit
-        if hint is not None:
-            wide = tl.maximum(
-                tl.max(tl.load(hint + head * S.R + row, mask=row < S.R, other=0.0), 0), unit * numbers.least
-            )
-        # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
-        wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
-        tl.store(out.nu + head, tl.where(wide > 0, wide, 1.0))
         tl.store(out.widest + head * S.R + row, tl.full((S.RP,), LOWEST_TERM, tl.int32), mask=row < S.R)
         tl.store(out.arrived + head * S.R + row, tl.full((S.RP,), 0, tl.int32), mask=row < S.R)
         bins = tl.arange(0, _BINS)

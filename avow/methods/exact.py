@@ -46,6 +46,7 @@ class Exact(Method):
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "softmax attention on the best PyTorch kernel; its rounding proved"
     is_exact: ClassVar[bool] = True
+    rests_on_lengths: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     precision: str = param("native", one_of("native", "float32", "float64"), "arithmetic to compute in")
@@ -59,9 +60,12 @@ class Exact(Method):
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p, kind = problem, self.arithmetic(problem.q.dtype)
         (n, d), (s, e) = p.q.shape[-2:], p.v.shape[-2:]
-        q, k, v = (x.to(kind) for x in (p.q, p.k, p.v))
+        q, k, v = p.q, p.k, p.v
+        if kind != q.dtype:
+            q, k, v = (x.to(kind) for x in (q, k, v))
         # The fused kernels want one width; zero features change no logit and zero values are cut off again.
-        q, k, v = (pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
+        if d != e:
+            q, k, v = (pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
         scale = p.scale
         if scale <= 0:
             # The fused kernels multiply hidden logits, −inf, by the scale: its sign goes into the queries.
@@ -72,7 +76,7 @@ class Exact(Method):
         size = 1.0 if p.known_norms is None else _size(p.known_norms, p.q.dtype)
         out = _fastest(q, k, v if size == 1 else v / size, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
-        return Computed(heads.cast_output(p, out if size == 1 else out * size), size)
+        return Computed(heads.cast_output(p, out if size == 1 else out * size), None if size == 1 else size)
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         p, norms = problem, problem.norms
@@ -82,10 +86,10 @@ class Exact(Method):
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         merging = torch.expm1(reach * model.merge_slope + model.merge_floor) if model.merge_slope else 0.0
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2).add_(merging).mul_(model.grown)
-        rows.add_(_flushed(p, model, computed.trace).add_(model.sums * (1 + model.final)))
+        rows.add_(_flushed(p, model, computed.trace or 1.0) + model.sums * (1 + model.final))
         if model.final:
             # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
-            rows = rows + model.final * rounding.SAFETY * _shares(p, computed.out)
+            rows = rows + model.final * rounding.SAFETY * _shares(p, computed)
         return Promise("deterministic", heads.mask_bounds(p, rows), assumptions=(self.assumption(p),))
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
@@ -95,7 +99,8 @@ class Exact(Method):
         query, key, _ = norms.most
         model = self.model(problem, query, key)
         delta = abs(problem.scale) * query * key * model.slope + model.floor
-        flushed = float(_flushed(problem, model, _size(norms, problem.q.dtype)).amax())
+        lost = _flushed(problem, model, _size(norms, problem.q.dtype))
+        flushed = float(lost.amax()) if isinstance(lost, Tensor) else lost
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
             return BoundEstimate(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
@@ -227,7 +232,7 @@ def _size(norms: Norms, dtype: torch.dtype) -> float:
     return 2.0 ** max(least, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
 
 
-def _shares(p: Problem, out: Tensor) -> Tensor:
+def _shares(p: Problem, computed: Computed) -> Tensor:
     """An upper bound on each answer's length over the longest value that its row sees; at most 1, as before rounding.
 
     A number rounded by way of float32 is rounded twice, which the margin of 2^-10 covers, and the sum's own rounding;
@@ -240,17 +245,19 @@ def _shares(p: Problem, out: Tensor) -> Tensor:
         longest = torch.full_like(norms.q, least)
     else:
         longest = norm_floor(heads.longest_seen(p, norms.v), norms.slack, p.v.shape[-1])
-    lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
-    lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
+    lengths = computed.lengths
+    if lengths is None:
+        lengths = torch.linalg.vector_norm(computed.out.detach().float(), dim=-1).double()
+    lengths = lengths * (1 + 2.0**-10) + 2.0**-60 * math.sqrt(p.v.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
 
 
-def _flushed(p: Problem, model: Model, size: float) -> Tensor:
+def _flushed(p: Problem, model: Model, size: float) -> Tensor | float:
     """What underflow may cost a row, relative to the largest value it sees; nothing where all it sees is zero."""
     norms, lost = p.norms, model.lost * size + model.ends
     least = norms.least_value * (1 - norms.slack)
     if least > 1e-10:
-        return torch.full((1, 1, 1), lost / least, dtype=torch.float64, device=p.v.device)
+        return lost / least
     longest = heads.longest_seen(p, norms.v)
     # A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
     relative = torch.full_like(longest, lost) / norm_floor(longest, norms.slack, p.v.shape[-1])
@@ -279,6 +286,8 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
             backend = _quickest(q.device, q.dtype, q.shape[-1], min(bucket, 8192), causal)
         except torch.OutOfMemoryError:
             backend = _fused(q.dtype)  # no room to measure which is faster, and maybe enough for the call itself
+        if _choice(q, k, v, mask, causal, scale) == backend[0].value:
+            return call(q, k, v)  # to set what is set already takes longer than to launch the kernel
         try:
             with warnings.catch_warnings(), sdpa_kernel(backend, set_priority=True):
                 warnings.simplefilter("ignore")
@@ -329,16 +338,20 @@ def _has_rows(x: Tensor, aligned: int = 1) -> bool:
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    grouped, choice = q.shape[1] != k.shape[1], _FLASH
-    if not torch.compiler.is_compiling():
-        try:
-            choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-        except RuntimeError:  # no kernel at all is switched on for them
-            choice = _ERROR
-    if choice != _FLASH:
+    grouped = q.shape[1] != k.shape[1]
+    if not torch.compiler.is_compiling() and _choice(q, k, v, mask, causal, scale) != _FLASH:
         # The kernel does not take masks with gradients, and may be switched off.
         return _in_float64(q, k, v, mask, causal, scale)
     return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(q.dtype)
+
+
+def _choice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> int:
+    """The kernel that PyTorch would take under the user's switches."""
+    grouped = q.shape[1] != k.shape[1]
+    try:
+        return int(torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped))
+    except RuntimeError:  # no kernel at all is switched on for them
+        return _ERROR
 
 
 def _in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

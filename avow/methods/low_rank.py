@@ -185,6 +185,9 @@ class LowRank(Method):
         if p.mask_kind == "full":
             reason = "a mask that differs by row leaves nothing to share between rows"
             return BoundEstimate(math.inf, "none", True, reason)
+        if p.q.device.type != "cpu":
+            # Rounds of pivots and tiles in float64, each some launches: many times exact attention there.
+            return BoundEstimate(math.inf, "none", True, "low_rank is for CPUs: name it to run it here")
         sample = _sampled(p, 4 * self.rank)
         computed = self.compute(sample, torch.Generator().manual_seed(0))
         rows = self.promise(sample, computed, confidence).rows

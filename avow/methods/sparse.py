@@ -59,6 +59,14 @@ class Trace(NamedTuple):
     selected: Bool[Tensor, "b h n s"] | None = None
 
 
+def _percent(share: float) -> str:
+    """
+    >>> _percent(0.0834), _percent(1 / 32768), _percent(0.0)
+    ('8.3%', '0.0031%', '0.0%')
+    """
+    return f"{100 * share:.2g}%" if 0 < share < 5e-4 else f"{share:.1%}"
+
+
 @dataclass(frozen=True)
 class Sparse(Method):
     """Softmax attention over the tokens that may matter, found by a sketch of the keys."""
@@ -150,7 +158,7 @@ class Sparse(Method):
             rows,
             1 - self.chance,
             assumptions=("sums and exp of float64 are right to 1e-9", *((INDEPENDENT,) if self.chance else ())),
-            reason=f"read {share:.1%} of the tokens in full",
+            reason=f"read {_percent(share)} of the tokens in full",
         )
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch import Tensor
 
 from avow.numerics.rounding import unit
 
@@ -39,10 +40,13 @@ def fewest_rows(dtype: torch.dtype, width: int) -> int:
 def _fewest_rows(dtype: torch.dtype, width: int, onednn: bool) -> int:
     if dtype == torch.float64 or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return 0  # what half precision does elsewhere was not looked at
-    for fewest in (1, 2, 4, MOST_ROWS):
-        if all(strayed(rows, dtype, width) <= _MOST for rows in (*range(fewest, fewest + 4), 13, 31, 32)):
-            return fewest
-    return 0
+    try:
+        for fewest in (1, 2, 4, MOST_ROWS):
+            if all(strayed(rows, dtype, width) <= _MOST for rows in (*range(fewest, fewest + 4), 13, 31, 32)):
+                return fewest
+        return 0
+    finally:
+        _near_ties.cache_clear()  # megabytes that nobody needs again
 
 
 @torch.no_grad()
@@ -51,6 +55,18 @@ def strayed(rows: int, dtype: torch.dtype, width: int) -> float:
 
     The last takes the first away again, so that what is left is small enough for any type to tell.
     """
+    v, sums, one = _near_ties(dtype, width)
+    heads = v.shape[1]
+    q = torch.zeros(1, heads, rows, width, dtype=dtype, device="cpu")
+    k = torch.zeros(1, 1, 1, width, dtype=dtype, device="cpu").expand(1, heads, _KEYS, width)  # all weigh alike
+    # Itself: what stands before it may be told to take another kernel, or another type.
+    out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
+    return float((out.double() * _KEYS - sums).abs().amax()) / (unit(torch.float32) * one)
+
+
+@functools.lru_cache(maxsize=1)
+def _near_ties(dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor, float]:
+    """The values, (1, heads, keys, width), their sums in float64, and what the first one is."""
     drawn, u = torch.Generator().manual_seed(0), unit(torch.float32)
     heads = max(2, -(-_PATTERNS // width))  # one alone would be spread over threads by the library
     columns = heads * width
@@ -62,9 +78,4 @@ def strayed(rows: int, dtype: torch.dtype, width: int) -> float:
         v[:, :, 0], v[:, :, -1] = 1.0, -1.0
         one = 4096.0 if dtype == torch.float16 else 1.0  # float16 has no numbers as small as a unit of one
         v = (v * one).to(dtype).contiguous()
-        q = torch.zeros(1, heads, rows, width, dtype=dtype)
-        k = torch.zeros(1, 1, 1, width, dtype=dtype).expand(1, heads, _KEYS, width)  # all weigh alike
-    # Itself: what stands before it may be told to take another kernel, or another type.
-    out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
-    off = out.double() * _KEYS - v.double().sum(2, keepdim=True)
-    return float(off.abs().amax()) / (u * one)
+        return v, v.double().sum(2, keepdim=True), one

@@ -76,6 +76,14 @@ def lengths(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
     return torch.where(some, rounded, 0.0)
 
 
+def row_lengths(*tensors: Float[Tensor, "..."]) -> Float[Tensor, "rows"]:
+    """The `lengths` of all rows of some tensors, one after the other; not finite where a row is not. Waits for nothing.
+
+    They exceed the true lengths by no more than `slack` of float64 says: see `norm_floor`.
+    """
+    return torch.cat([lengths(x.detach()).flatten() for x in tensors])
+
+
 def norm_floor(norms: Tensor, slack: float, dim: int) -> Tensor:
     """What the norms of rows are at least, by faithful bounds with that slack; zero where float64 cannot tell."""
     return (norms * (1 - slack) - 8 * math.sqrt(dim) * tiny(torch.float64)).clamp(min=0.0)

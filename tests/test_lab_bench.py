@@ -370,10 +370,26 @@ def knob_place(found: Visit) -> float:
 
 
 @pytest.mark.browser
+def test_the_mark_stands_on_the_axis_when_another_method_has_a_longer_legend(visit: Opener) -> None:
+    found = visit("bench", viewport={"width": 390, "height": 844})
+    found.settled()
+    lines = set()
+    for preset in ("Norms grow", "A real head, sparse"):
+        found.page.click(f"[data-preset] >> text='{preset}'")
+        found.settled()
+        found.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        lines.add(found.page.locator("#breaking .keys").bounding_box()["height"])
+        grid = found.page.locator("#breaking svg[role=application] > g > path").first.bounding_box()
+        knob = found.page.locator("#knob").bounding_box()
+        assert abs(grid["y"] + grid["height"] - knob["y"] - knob["height"] / 2) < 2
+    assert len(lines) == 2, "the legend has grown"
+
+
+@pytest.mark.browser
 def test_the_mark_is_dragged_along_its_axis_with_the_verdict_live(visit: Opener) -> None:
     found = visit("bench", viewport={"width": 1366, "height": 650})
     assert "gave warning" in found.judged("warned")
-    assert found.page.inner_text("#sentence").startswith("At norms ×8 the bound is")
+    assert found.page.inner_text("#sentence").startswith("With queries and keys ×8 the bound is")
     drag_knob(found, 0.1, let_go=False)
     assert abs(knob_place(found) - 0.1) < 0.01, "it is under the hand"
     found.page.wait_for_function("() => document.getElementById('mark').textContent === '≈ kept'")
@@ -382,7 +398,9 @@ def test_the_mark_is_dragged_along_its_axis_with_the_verdict_live(visit: Opener)
     found.page.mouse.up()
     assert "within its promise" in found.judged("kept")
     norm = float(found.inputs["norm"])
-    assert 0.1 < norm < 0.3 and found.page.inner_text("#sentence").startswith(f"At norms ×{norm:g} every row")
+    assert 0.1 < norm < 0.3 and found.page.inner_text("#sentence").startswith(
+        f"With queries and keys ×{norm:g} every row"
+    )
     middle = found.page.locator("#breaking svg[role=application] .points").first.bounding_box()
     knob = found.page.locator("#knob").bounding_box()
     assert abs(middle["x"] + middle["width"] / 2 - knob["x"] - knob["width"] / 2) < 2, "the mark stands above the knob"

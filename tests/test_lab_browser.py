@@ -69,6 +69,25 @@ def test_each_page_leads_to_the_next_and_the_last_one_to_the_first(visit: Opener
         found.page.wait_for_url(re.compile(f"{place.address}$"))
 
 
+def test_on_a_stored_story_the_slider_greys_words_and_changes_the_next_word(visit: Opener) -> None:
+    page = visit("?story=names&word=194&head=18.6").page
+    page.wait_for_selector("#text .asking[data-t='194']")
+    grey = "() => document.querySelectorAll('#text .gone').length"
+    assert page.evaluate(grey) == 0 and page.inner_text("#slot") == "He"
+    page.focus("#tolerance")
+    page.keyboard.press("End")
+    assert page.evaluate(grey) > 150 and page.inner_text("#slot") == "↵"
+    assert "changes from “He” to “↵”" in page.inner_text("#sentence")
+    # Below the heads stands the same text, in the same colours.
+    page.hover("#head-0")
+    page.wait_for_function("""() => {
+      const words = id => [...document.querySelectorAll(`#${id} .word`)];
+      const looks = id => words(id).map(one => one.className + one.style.cssText).join();
+      return words("echo").length > 100 && looks("echo") === looks("text");
+    }""")
+    assert page.locator("#echo :is([role], [tabindex], [id])").count() == 0
+
+
 def test_the_explorer_draws_its_stage_weights_curve_and_formulas(visit: Opener) -> None:
     found = visit("explorer")
     found.judged("kept")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typer.testing import CliRunner
 
 from avow.cli import app
 from avow.errors import FileError
-from avow.lab import export
+from avow.lab import export, rendering
+from avow.lab.examples import examples
 from avow.lab.export import export_lab, exported_files
 from avow.lab.page import PACKAGE, all_pages
 from avow.lab.rendering import row, workshop
+from avow.lab.scenes import SCENES
+from tests.helpers.lab_visits import SETTLED
 
 TRIALS = "tests.helpers.lab_pages"
 
@@ -23,11 +27,13 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
-def test_the_command_writes_every_page_and_says_where(tmp_path: Path) -> None:
+def test_the_command_writes_every_page_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "examples", lambda page: [])  # the browser's test has them
     done = CliRunner().invoke(app, ["lab", "--export", str(tmp_path / "copy"), "--json"])
     assert done.exit_code == 0, done.output
     names = [place.address for place in (*row(PACKAGE, exported=True), *workshop(PACKAGE, exported=True))]
     assert set(names) <= set(listing(tmp_path / "copy")) and names[0] == "index.html"
+    assert "runs.html" not in listing(tmp_path / "copy"), "it shows what is on this machine, with Python"
     assert json.loads(done.stdout) == {"folder": str(tmp_path / "copy"), "files": len(listing(tmp_path / "copy"))}
     assert [one.name for one in tmp_path.iterdir()] == ["copy"], "nothing is left beside it"
 
@@ -84,6 +90,64 @@ def test_the_stories_stand_beside_the_pages(monkeypatch: pytest.MonkeyPatch) -> 
     assert exported_files(TRIALS)["stories/tale.js"] == "window.told = true;"
 
 
+@pytest.mark.parametrize("name", ["explorer", "dynamics"])
+def test_examples_are_the_pages_own_answers_to_its_presets_and_to_every_scene_of_a_claim(name: str) -> None:
+    page = all_pages()[name]
+    found = examples(page)
+    known = [page.inputs.of(one["inputs"]) for one in found]
+    assert known[: len(page.presets)] == [page.inputs.of(dict(given)) for given in page.presets.values()]
+    assert len(set(known)) == len(known), "none stands there twice"
+    for one, inputs in zip(found, known, strict=True):
+        assert page.verdict is not None
+        assert one["verdict"]["verdict"] == page.verdict(inputs)["verdict"]
+
+
+def test_a_scene_that_is_no_preset_is_an_example_too() -> None:
+    page = dataclasses.replace(all_pages()["explorer"], presets={"Route tokens": {"show": "route"}})
+    scenes = {scene.query for scene in SCENES.values() if scene.page == "explorer"}
+    assert "show=noise&heads=two" in scenes
+    found = [one["inputs"] for one in examples(page)]
+    assert {"show": "noise", "heads": "two"} in found and len(found) == len(scenes | {"show=route"})
+
+
+def shows_examples(page: Any) -> None:
+    """Each example comes with its numbers and its proof, and nothing that needs Python can be moved."""
+    said = set()
+    for button in page.locator("[data-preset]").all():
+        button.click()
+        page.wait_for_function(SETTLED)
+        assert button.get_attribute("aria-pressed") == "true" and page.locator(".stale:visible").count() == 0
+        said.add(page.inner_html(".bench"))
+    assert len(said) == page.locator("[data-preset]").count() > 4, "each says something else"
+    assert page.locator(".bench [data-name] input:enabled").count() == 0
+    assert "has no Python behind it" in page.inner_text(".notice")
+    links = page.locator(".about a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    assert links and all(link.startswith("claims.html?claim=") for link in links)
+
+
+@pytest.mark.browser
+def test_in_a_copy_keys_are_dragged_without_a_proof(browser: Any, tmp_path: Path) -> None:
+    page, complaints = browser.new_page(), []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    (tmp_path / "explorer.html").write_text(
+        rendering.render("explorer", PACKAGE, "", all_pages()["explorer"], exported=True)
+    )
+    page.goto((tmp_path / "explorer.html").as_uri())
+    page.wait_for_function(SETTLED)
+    assert page.inner_text("#mark") == "kept"
+    page.focus("#stage .handle")
+    for _ in range(12):
+        page.keyboard.press("Shift+ArrowRight")
+    page.wait_for_function("() => document.getElementById('mark').textContent === '≈ not kept'")
+    page.wait_for_function("() => document.getElementById('verdict').dataset.proving === 'a proof needs Python'")
+    assert page.locator("#facts.stale").count() == 1, "its numbers are those of the example"
+    page.click("[data-preset] >> nth=0")
+    page.wait_for_function(SETTLED)
+    assert page.inner_text("#mark") == "kept" and page.locator(".stale:visible").count() == 0
+    assert complaints == []
+    page.close()
+
+
 @pytest.mark.browser
 def test_a_copy_on_a_disk_leads_from_page_to_page_without_a_server(browser: Any, tmp_path: Path) -> None:
     export_lab(tmp_path / "copy")
@@ -107,7 +171,7 @@ def test_a_copy_on_a_disk_leads_from_page_to_page_without_a_server(browser: Any,
         assert page.evaluate("document.body.dataset.static") == "yes" and page.locator("h1").count() >= 1
         own = all_pages(PACKAGE).get(here.name)
         if own is not None and own.static is None:
-            assert "avow lab" in page.inner_text(".needs pre")
+            shows_examples(page)
         elif here.name == "claims":
             assert page.locator("#ledger li").count() > 20
         page.click(".following a")
@@ -119,7 +183,7 @@ def test_a_copy_on_a_disk_leads_from_page_to_page_without_a_server(browser: Any,
 @pytest.mark.browser
 def test_a_script_that_is_forbidden_would_be_noticed(browser: Any, tmp_path: Path) -> None:
     export_lab(tmp_path / "copy", TRIALS)
-    file = tmp_path / "copy" / "hasty.html"
+    file = tmp_path / "copy" / "index.html"
     file.write_text(file.read_text().replace("</main>", "<img src='https://example.org/a.png'></main>"))
     page, complaints = browser.new_page(), []
     page.on("console", lambda said: complaints.append(said.text))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from avow.cli.parsing import parse
 from avow.errors import NonFiniteError, ParameterError
 from avow.lab.pages import relu
 from avow.lab.pages.relu import PAGE, ReluInputs
 from avow.theory.constructions import relu_piecewise, relu_square
+from avow.theory.constructions.formulas import parse
 from tests.helpers.hostile_formulas import CODE, hostile
 from tests.helpers.lab import Lab
 from tests.helpers.lab_visits import Opener, Visit

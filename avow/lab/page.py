@@ -18,7 +18,7 @@ from avow.errors import AvowError, ParameterError, value_text
 from avow.lab.scenes import claims_about
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
 from avow.report.page import environment
-from avow.theory.claims.claim import as_json
+from avow.theory.claims.evidence import as_json
 
 PACKAGE = "avow.lab.pages"
 
@@ -184,7 +184,7 @@ class Page:
     verdict: Callable[..., Answer] | None = None
     presets: Presets = field(default_factory=dict)
     seconds: float = 20.0
-    # What a copy of the page without a server shows: the answer is embedded in it.
+    # What a copy of the page without a server shows: the answer is embedded in it. Without this it shows its examples.
     static: Callable[[], Answer] | None = None
     # What else the page computes, by the last part of its address; in a process that keeps what it has loaded.
     calls: Mapping[str, Callable[..., Answer]] = field(default_factory=dict)

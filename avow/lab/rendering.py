@@ -12,6 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+import avow
+from avow.lab.examples import examples
 from avow.lab.modules import bundle
 from avow.lab.page import Page, all_pages, json_bytes, templates
 from avow.lab.stories import story_texts
@@ -35,7 +37,7 @@ class Place:
 
 def row(package: str, exported: bool = False) -> list[Place]:
     """The pages in a row, as every page shows it; those of the workshop share one."""
-    pages = all_pages(package).values()
+    pages = shown_pages(package, exported)
     places = [_place(page, package, exported) for page in pages if not page.workshop]
     if any(page.workshop for page in pages):
         address = "workshop.html" if exported else "/workshop"
@@ -45,7 +47,12 @@ def row(package: str, exported: bool = False) -> list[Place]:
 
 def workshop(package: str, exported: bool = False) -> list[Place]:
     """The pages that stand in the workshop."""
-    return [_place(page, package, exported) for page in all_pages(package).values() if page.workshop]
+    return [_place(page, package, exported) for page in shown_pages(package, exported) if page.workshop]
+
+
+def shown_pages(package: str, exported: bool) -> list[Page]:
+    """All pages; in a copy those that show something without Python."""
+    return [page for page in all_pages(package).values() if not exported or page.static or page.presets]
 
 
 def _place(page: Page, package: str, exported: bool) -> Place:
@@ -73,18 +80,19 @@ def render(
         "token": token,
         "lost": lost,
         "exported": exported,
+        "version": avow.__version__,
+        "claims": "claims.html" if exported else "/claims",
         "static": static_files(),
         "stories": stories(),
         "story": None,
         "controls": page.inputs.controls() if page else {},
     }
-    alone = exported and page is not None and page.static is None
     if exported:
-        scripts = ["share.js", *([f"{page.name}.js"] if page is not None and not alone else [])]
+        scripts = ["share.js", *([f"{page.name}.js"] if page is not None else [])]
         script = bundle(static_files(), [name for name in scripts if name in static_files()])
         given |= {"style": _style, "bundle": Markup(script), "data": _data(page)}
     # A page without a template of its own has no picture.
-    template = templates(package).select_template(["needs_python.html"] if alone else [f"{name}.html", "page.html"])
+    template = templates(package).select_template([f"{name}.html", "page.html"])
     return template.render(given)
 
 
@@ -120,6 +128,7 @@ def _style(name: str) -> Markup:
 
 def _data(page: Page | None) -> Markup | None:
     """What a page answers without a server, as JSON that no element of HTML ends."""
-    if page is None or page.static is None:
+    if page is None:
         return None
-    return Markup(json_bytes(page.static()).decode("ascii").replace("<", "\\u003c"))
+    held = page.static() if page.static else {"examples": examples(page)}
+    return Markup(json_bytes(held).decode("ascii").replace("<", "\\u003c"))

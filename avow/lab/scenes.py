@@ -60,11 +60,13 @@ SCENES: dict[str, Scene] = {
     "relu-square-deep": Scene("relu", "layers=many", "Build the deep network for x²"),
     "rnn-vanishing": _GRADIENT,
     "rnn-exploding": _EXPLODING,
+    "rnn-exploding-ratio": _EXPLODING,
     "momentum-ema": _STEPS,
     "ema-unrolled": _STEPS,
     "ema-bias": _STEPS,
     "sgd-l2-decay": _STEPS,
     "adam-l2-vs-w": _STEPS,
+    "adam-l2-magnitude": _STEPS,
     "l2-only-sgd": _STEPS,
 }
 

@@ -6,6 +6,7 @@ What is shown:
     compare      a comparison of methods, and a plan: page, picture, tables
     claims       the ledger: page, one claim, tables
     profile      a model's heads and what a tolerance would save: page, tables
+    audit        what was seen of other people's attention: page, table
     knowledge    answers to questions, and the knowledge experiment: pages, picture, tables
     weights      constructions: tables, JSON, file
     ranks        plans for many ranks: tables, chart

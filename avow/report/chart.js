@@ -16,8 +16,8 @@ export function draw(element, figure) {
   const drawn = JSON.stringify(figure);
   if (drawn === state.drawn) return;
   Object.assign(state, {figure, drawn});
-  writeKeys(state);
-  if (state !== known) Object.assign(state, measured(state.svg)); // the observer says when it changes
+  // A legend of another number of lines leaves the picture another height; the observer says of all other changes.
+  if (writeKeys(state)) Object.assign(state, measured(state.svg));
   paint(state);
 }
 
@@ -112,13 +112,14 @@ function mounted(element) {
 function writeKeys(state) {
   const entries = legend(state.figure), looks = entries.map(({trace}) => ({...trace, x: 0, y: 0, hover: 0}));
   const listed = JSON.stringify(looks);
-  if (listed === state.listed) return;
+  if (listed === state.listed) return false;
   state.listed = listed;
   state.keys.hidden = !entries.length;
   state.keys.innerHTML = entries.map(({name, trace}) => {
     const drawn = `<svg width="24" height="12" aria-hidden="true">${sample(trace, PAGE)}</svg>${escaped(name)}`;
     return `<button type="button" data-series="${escaped(name)}" aria-pressed="${!state.hidden.has(name)}">${drawn}</button>`;
   }).join("");
+  return true;
 }
 
 function paint(state) {
@@ -450,25 +451,21 @@ function barsOf(trace, place, count, lying, {x, y}, figure, spots, index) {
   return parts.join("") + (whiskers.length ? lines : "");
 }
 
-/** Rows of squares, each in the colour of its number, with its letter if it has one. */
-function map({cells, texts, letters, colours, x: {names: columns}, y: {names: rows}}, {x, y}, spots) {
+/** Rows of squares, each in the colour of its number. */
+function map({cells, texts, colours, x: {names: columns}, y: {names: rows}}, {x, y}, spots) {
   const parts = [];
   cells.forEach((row, j) => row.forEach((value, i) => {
     if (value === null) return;
     const [middle, height] = [x.at(columns[i]), y.at(rows[j])];
     const box = [middle - x.band / 2 + 0.5, height - y.band / 2 + 0.5, Math.max(x.band - 1, 1), Math.max(y.band - 1, 1)];
     parts.push(rect(box, `class="cell" fill="${shade(colours, value)}"`));
-    if (letters?.[j][i] && Math.min(x.band, y.band) > FONT) {
-      parts.push(text(letters[j][i], middle, height + 0.35 * FONT, "#fff", 'text-anchor="middle"'));
-    }
     spots.push({x: near(middle), y: near(height), box, series: j, i, says: () => texts[j][i]});
   }));
   return parts.join("");
 }
 
-/** The colour of a number: one of a list, or between two of the shades. */
-function shade({list, range: [low, high], reversed}, value) {
-  if (list) return list[value];
+/** The colour of a number, between two of the shades. */
+function shade({range: [low, high], reversed}, value) {
   const share = Math.max(0, Math.min(1, (value - low) / (high - low || 1))), last = SHADES.length - 1;
   const parts = i => [1, 3, 5].map(at => parseInt(SHADES[i].slice(at, at + 2), 16));
   const place = (reversed ? 1 - share : share) * last;
@@ -477,18 +474,17 @@ function shade({list, range: [low, high], reversed}, value) {
 }
 
 /** What stands beside the bar of colours, and where between 0 and 1. */
-function barTicks({colours: {list, labels, range: [low, high], ticks, format}}) {
-  if (list) return labels.map((label, k) => [(k + 0.5) / list.length, label]);
+function barTicks({colours: {labels, range: [low, high], ticks, format}}) {
   return ticksOf({ticks, labels, format}, [low, high], 5).map(([tick, label]) => [(tick - low) / (high - low || 1), label]);
 }
 
 const barWidth = figure => Math.max(0, ...barTicks(figure).map(([, label]) => widthOf(label)));
 
 function colourBar(figure, {right, top, bottom}, ink) {
-  const {list, range: [low, high]} = figure.colours, count = list?.length ?? 40, tall = (bottom - top) / count, parts = [];
+  const {range: [low, high]} = figure.colours, count = 40, tall = (bottom - top) / count, parts = [];
   for (let k = 0; k < count; k++) {
-    const colour = shade(figure.colours, list ? k : low + (high - low) * (k + 0.5) / count);
-    parts.push(rect([right + 12, bottom - (k + 1) * tall, 9, tall + (list ? -1 : 0.6)], `fill="${colour}"`));
+    const colour = shade(figure.colours, low + (high - low) * (k + 0.5) / count);
+    parts.push(rect([right + 12, bottom - (k + 1) * tall, 9, tall + 0.6], `fill="${colour}"`));
   }
   for (const [share, label] of barTicks(figure)) {
     parts.push(text(label, right + 25, bottom - share * (bottom - top) + 0.35 * FONT, ink.ink, 'class="tick"'));

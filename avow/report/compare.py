@@ -34,17 +34,30 @@ def headline(comparison: Comparison) -> str:
 def faults(comparison: Comparison) -> list[str]:
     """A sentence for each bound that measured errors refute."""
     return [
-        f"BROKEN: the bound of {row.method.label} on {board.kind} heads does not hold: an error of {m.error:.1e} was"
-        f" measured, and {formatting.error(m.bound)} is promised{_likely(m)}"
+        f"BROKEN: the bound of {name} on {board.kind} heads does not hold: an error of {m.error:.1e} was measured, and"
+        f" {formatting.error(m.bound)} is promised{_likely(sure)}"
         for board in comparison.boards
-        for row, m in _measured(board)
+        for name, m, sure in _promises(board)
         if m.broken
     ]
 
 
-def _likely(m: Measured) -> str:
-    """The probability with which a bound holds; empty if it is certain."""
-    return f" with probability {m.confidence:g}" if m.kind == "statistical" else ""
+def _promises(board: Board) -> Iterator[tuple[str, Measured | Step, float]]:
+    """What was measured of methods and of decoding steps: by whom, the numbers, how likely the bound holds."""
+    for row, m in _measured(board):
+        yield row.method.label, m, _probability(m)
+    for step in board.decoding.steps if board.decoding else ():
+        yield f"a decoding step at tolerance {step.tol:g}", step, step.confidence
+
+
+def _probability(m: Measured) -> float:
+    """The probability with which a bound holds."""
+    return m.confidence if m.kind == "statistical" else 1.0
+
+
+def _likely(probability: float) -> str:
+    """The probability with which a bound holds, in words; empty if it is certain."""
+    return f" with probability {probability:g}" if probability < 1 else ""
 
 
 def _finding(comparison: Comparison) -> str:
@@ -52,8 +65,9 @@ def _finding(comparison: Comparison) -> str:
     without = [kind for kind, row in winners.items() if row is None]
     if len(without) == len(winners):
         keys = max(board.sizes.keys for board in comparison.boards)
-        goal = f"an error of {GOAL:g} of the longest value"
-        return f"At {keys:,} keys nothing faster than exact attention proves {goal}{_instead(comparison)}."
+        goal = f"and proves an error of {GOAL:g} of the longest value"
+        none = "none of these methods is faster than exact attention"
+        return f"At {keys:,} keys {none} {goal}{_instead(comparison)}."
     parts = []
     for kind, row in winners.items():
         if row is None or (m := row.measured) is None:
@@ -61,7 +75,7 @@ def _finding(comparison: Comparison) -> str:
         answer = "" if m.relative_bound is None else f" ({m.relative_bound:.1e} of the answer)"
         parts.append(
             f"on {kind} heads {row.method.label} takes {m.ratio:.0%} of exact attention's time"
-            f" and proves every row within {m.bound:.1e} of the longest value{answer}{_likely(m)}"
+            f" and proves every row within {m.bound:.1e} of the longest value{answer}{_likely(_probability(m))}"
         )
     rest = f"; on {formatting.listed(without)} nothing faster than exact proves {GOAL:g}" if without else ""
     sentence = "; ".join(parts) + rest
@@ -156,6 +170,7 @@ def page(comparison: Comparison, command: str) -> str:
         rows_table=lambda board: Table("", _HEADINGS, [_cells(row) for row in board.rows]),
         marks=lambda board: [{"class": _rank(row)} for row in board.rows],
         steps_table=lambda decoding: Table("", _DECODING, [_step_cells(step) for step in decoding.steps]),
+        step_marks=lambda decoding: [{"class": "broken" if step.broken else ""} for step in decoding.steps],
         command=command,
     )
 
@@ -278,13 +293,17 @@ def decoding_table(decoding: Decoding) -> Columns:
     where = f": the last query against {formatting.count(decoding.keys, 'key')} in a cache"
     labelled = ((s.because, f"{s.tol:g}{f' at {s.confidence:g}' if s.confidence < 1 else ''}") for s in decoding.steps)
     notes = [f"{labels}: {why}" for why, labels in _said_once(labelled) if why]
+    if any(step.broken for step in decoding.steps):
+        notes.append("BROKEN: measured errors of these steps are beyond the bound; do not rely on it")
     rows = [_step_cells(step)[:-1] for step in decoding.steps]
-    return Columns("rrrrrrrr", _DECODING[:-1], rows, Text.assemble(("decoding", "bold"), where), notes)
+    styles = ["red" if step.broken else "" for step in decoding.steps]
+    return Columns("rrrrrrrr", _DECODING[:-1], rows, Text.assemble(("decoding", "bold"), where), notes, styles)
 
 
 def _step_cells(step: Step) -> list[str]:
     """A step under `_DECODING`."""
     holds = "always" if step.confidence == 1 or method_named(step.method).is_exact else f"{step.confidence:g}"
+    holds = "BROKEN" if step.broken else holds
     errors = (step.error, step.bound, step.relative_error, step.relative_bound)
     numbers = [formatting.ratio(step.ratio), *map(formatting.error, errors)]
     return [f"{step.tol:g}", step.method, *numbers, holds, step.because]

@@ -204,8 +204,7 @@ def _map(
 ) -> Figure:
     """A square for each head, layers from left to right, as chart.js draws it.
 
-    `colours` are the numbers at the ends of its scale of colours (`range`) and how they are written, or a `list` of one
-    colour for each number, with `labels`.
+    `colours` are the numbers at the ends of its scale of colours (`range`) and how they are written.
     """
     layers = list(profile.layers.items())
     most = max(len(heads) for _, heads in layers)

@@ -44,7 +44,7 @@ def proof_lines(proof: Proof) -> Iterator[RenderableType]:
 
 def plain(construction: Construction, proof: Proof, most: int) -> dict[str, Any]:
     """A construction and its proof as JSON has them; tensors of more than `most` numbers come without them."""
-    from avow.theory.claims.claim import as_json
+    from avow.theory.claims.evidence import as_json
 
     return {
         "promise": construction.promise,

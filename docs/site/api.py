@@ -25,6 +25,7 @@ from avow.core.docstring import Docstring, parse
 # What people import from, in the order in which they meet it.
 MODULES = (
     "avow",
+    "avow.bounds",
     "avow.nn",
     "avow.distributed",
     "avow.optim",

@@ -59,7 +59,7 @@ def build(root: Path, modules: tuple[str, ...] = api.MODULES) -> Site:
     sections = [Section(title, [_address(source) for source in group]) for title, group in listed]
     shown = {address for section in sections for address in section.addresses} | {_address(START)}
     faults += [f"{START}: does not list {page.source}" for page in pages[: len(sources)] if page.address not in shown]
-    sections.append(Section("Public names", [f"api/{name}.html" for name in modules]))
+    sections.append(Section("Reference", [f"api/{name}.html" for name in modules]))
     faults += _other_names((root / START).read_text(), pages)
     by_address, urls = {page.address: page for page in pages}, project_urls(root)
     files = {page.address: _whole(page, sections, by_address, urls) for page in pages}

@@ -50,7 +50,7 @@ BOXES = (
     _box("training", "corpus, loop, checkpoints", 3, 900),
     _box("distributed", "shards of a sequence", 4, 240),
     _box("nn", "modules, caches, optimisers", 4, 720, "nn optim"),
-    _box("attend", "answer and certificate", 5, 470),
+    _box("attend", "answer and certificate", 5, 470, "attend in_graph deferred bounds"),
     _box("decode", "steps from a part of a cache", 5, 800),
     _box("planner", "the cheapest that is certain", 6, 530, "planner calibration calibration_file"),
     _box("methods", "one file, one method", 7, 560),

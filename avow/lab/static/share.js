@@ -7,7 +7,7 @@ let python = "", drawing = null;
 /** What *Copy as Python* copies; without any, there is no such button. */
 export function offerPython(text) {
   python = text ?? "";
-  at("copy-python").hidden = !python;
+  if (at("copy-python")) at("copy-python").hidden = !python;
 }
 
 /** What *Save picture* saves: a function that makes the text of an SVG file of the element of the main figure, or null. */

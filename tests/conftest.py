@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,6 +41,13 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def unprejudiced() -> None:
+    """No test knows what methods proved in another."""
+    if (attend := sys.modules.get("avow.attend")) is not None:
+        attend._trials = type(attend._trials)(attend._trials.clock)
 
 
 @pytest.fixture(autouse=True)

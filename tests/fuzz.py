@@ -20,7 +20,9 @@ from scipy.stats import binom
 from avow.attend import Attended, attend_exact, run_certified
 from avow.core.requirement import Requirement
 from avow.errors import RangeError
+from avow.methods import all_methods
 from tests.helpers.generators import Case, draw_case
+from tests.helpers.late import stated_later
 from tests.helpers.truth import judge
 
 CONFIDENCE = 0.999
@@ -65,7 +67,8 @@ def answer(case: Case) -> Attended:
     p, method = case.problem, case.method
     wish = Requirement(None, CONFIDENCE, None)
     if method.name == "exact":
-        return attend_exact(p, wish)
+        late = stated_later(method, p) if case.seed % 2 else None
+        return late or attend_exact(p, wish)
     return run_certified(method, p, wish, torch.Generator().manual_seed(case.seed))
 
 
@@ -98,11 +101,11 @@ def judged(case: Case, answered: Attended) -> Tally:
     return tally
 
 
-def run(cases: int, seed: int, heads: int = 64, progress: bool = False) -> Tally:
-    """Cases until there are enough of them."""
+def run(cases: int, seed: int, heads: int = 64, progress: bool = False, only: str | None = None) -> Tally:
+    """Cases until there are enough of them, of every method or of one."""
     rng, total, start = random.Random(seed), Tally(), time.monotonic()
     while total.cases.total() < cases:
-        case = draw_case(rng.getrandbits(48), heads)
+        case = draw_case(rng.getrandbits(48), heads, only)
         try:
             total.add(run_case(case))
         except RangeError:
@@ -117,19 +120,22 @@ def run(cases: int, seed: int, heads: int = 64, progress: bool = False) -> Tally
     return total
 
 
-def _worker(job: tuple[int, int]) -> Tally:
+def _worker(job: tuple[int, int, str | None]) -> Tally:
     torch.set_num_threads(1)
-    return run(*job)
+    cases, seed, only = job
+    return run(cases, seed, only=only)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", choices=list(all_methods()), help="of this method alone")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     chosen = parser.parse_args(arguments)
     pieces = max(1, chosen.cases // 10_000)
-    jobs = [(-(-chosen.cases // pieces), chosen.seed * 1_000_003 + piece) for piece in range(pieces)]
+    some = -(-chosen.cases // pieces)
+    jobs = [(some, chosen.seed * 1_000_003 + piece, chosen.method) for piece in range(pieces)]
     total = Tally()
     with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
         for done, tally in enumerate(pool.imap_unordered(_worker, jobs), 1):

@@ -221,6 +221,13 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         f"method='magic' is not a method; known methods: {', '.join(avow.all_methods())}",
     ),
     (
+        "a method by the name it has elsewhere",
+        (_Q, _Q, _Q),
+        {"method": "performer"},
+        UnknownMethod,
+        "method='performer' is not a method; did you mean random_features?",
+    ),
+    (
         "unknown parameter",
         (_Q, _Q, _Q),
         {"method": "low_rank", "landmarks": 3},

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ def test_a_process_reads_the_file_once(cache: Path, measured: list[str], monkeyp
     assert reads == [cache]
     forget_memory()
     cache.unlink()
+    q = torch.randn(1, 1, 65, 8)  # a kind of problem of which nothing is known yet
     for _ in range(3):  # nor does it look again for a file that is not there
         avow.attend(q, q, q, tol=0.1)
     assert reads == [cache, cache]
@@ -347,3 +348,64 @@ def test_causal_forms_have_rates_of_their_own() -> None:
     known = Rates({"exact": Rate(0, 0, 1.0), "exact/causal": Rate(0, 0, 2.0)}, "made up")
     whole, causal = Sizes(1, 1, 1, 8, 8, 4, 4), Sizes(1, 1, 1, 8, 8, 4, 4, causal=True)
     assert known.seconds(Exact(), causal) == 2 * known.seconds(Exact(), whole) > 0
+
+
+class Clock:
+    """Says how long calls take by their order, and runs none of them."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.left = list(seconds)
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        return self.left.pop(0)
+
+
+# Of bfloat16, float16 and float32, each plain and causal; of 32 launches, of writing, of a product.
+H200 = (4e-4, 2e-4, 4e-4, 2e-4, 2e-3, 1e-3, 32 * 5e-6, 2**24 * 1e-12, 2 * 2048**3 * 2e-14)
+
+
+def test_a_gpus_figures_are_those_that_a_few_calls_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_HEADS", 1), ("_LENGTH", 8), ("_NUMBERS", 2**24), ("_SIDE", 2048)):
+        monkeypatch.setattr(calibration, name, value)
+    found = calibration.roofline(torch.device("cpu"), Clock(*H200))
+    assert (found.launch, found.write, found.product) == pytest.approx((5e-6, 1e-12, 2e-14))
+    flops = 4 * 8 * 8 * 128
+    assert found.exact[torch.bfloat16] == pytest.approx(4e-4 / flops)
+    assert found.exact_causal[torch.float32] == pytest.approx(1e-3 / flops)
+
+
+def roof() -> calibration.Roofline:
+    exact = {torch.bfloat16: 2e-15, torch.float32: 2e-14}
+    return calibration.Roofline({}, "made up", 5e-6, 1e-12, 2e-14, exact, {kind: x / 2 for kind, x in exact.items()})
+
+
+def test_short_calls_take_as_long_as_their_launches_and_long_ones_as_their_work() -> None:
+    def sizes(n: int, dtype: torch.dtype = torch.bfloat16, causal: bool = False) -> Sizes:
+        return Sizes(1, 16, 16, n, n, 128, 128, dtype, "cuda", causal)
+
+    known, long, short = roof(), sizes(65536), sizes(64)
+    assert known.seconds(Exact(), short) == 2 * 5e-6
+    assert known.seconds(Exact(), long) == pytest.approx(2e-15 * Exact().cost(long).flops)
+    assert known.seconds(Exact(), sizes(65536, causal=True)) == pytest.approx(known.seconds(Exact(), long) / 2)
+    assert known.seconds(Exact("float32"), long) == pytest.approx(10 * known.seconds(Exact(), long))
+    linear = avow.all_methods()["polynomial"](1)
+    assert known.seconds(linear, short) == 5e-6 * linear.cost(short).launches > known.seconds(Exact(), short)
+    assert known.seconds(linear, long) == pytest.approx(5e-6 * linear.cost(long).launches), "tile by tile"
+
+
+def test_a_gpu_is_measured_once_by_whoever_comes_first_and_never_during_a_capture(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    capturing = [True]
+    monkeypatch.setattr(calibration, "rates_file", lambda device: cache)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(calibration, "roofline", lambda device, time: asked.append(str(device)) or roof())
+    calibration._measured_roofline.cache_clear()
+    assert rates("cuda", measure=False).source == "typical rates: nothing measured yet" and not asked
+    capturing[0] = False
+    assert rates("cuda", measure=False) == rates("cuda", measure=False) == roof() and asked == ["cuda"]
+    monkeypatch.setenv("AVOW_CALIBRATION", "off")
+    assert rates("cuda", measure=False).source == "typical rates: AVOW_CALIBRATION=off"
+    assert rates("cuda", measure=False).seconds(Exact(), Sizes(1, 1, 1, 9, 9, 8, 8, device="cuda")) == 2 * 6e-6
+    calibration._measured_roofline.cache_clear()

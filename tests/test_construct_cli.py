@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import avow.theory.constructions
 from avow.cli import app
-from avow.cli.parsing import parse
 from avow.errors import ParameterError
 from avow.theory.constructions.construction import Proof
+from avow.theory.constructions.formulas import parse
 
 COMMANDS: dict[str, list[str]] = {
     "copy": ["--orthonormal", "5", "--target", "2", "--shortest"],

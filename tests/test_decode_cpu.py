@@ -516,6 +516,19 @@ def test_more_rows_than_there_is_room_for_are_answered_otherwise() -> None:
     assert certificate.method == "exact" and certificate.reason == "272 queries share a key head"
 
 
+# What steps cost
+
+
+def test_a_step_that_reads_a_part_costs_less_than_one_that_reads_all() -> None:
+    cache = filled(6400)
+    q = 6 * cache.tokens[0][:, :, 7:8].repeat_interleave(2, 1)
+    part, whole = judged(cache, q, 1e-2), cache.attend(q).certificate
+    assert part.method == "sparse" and whole.method == "exact"
+    assert 2 * 4 * 6400 * 16 <= part.cost.flops < 0.6 * whole.cost.flops
+    space = cache._cpu_steps._space
+    assert space is not None and part.cost.peak_bytes == space.nbytes < 2**20
+
+
 # Heads that look everywhere
 
 

@@ -68,6 +68,39 @@ def test_the_search_finds_a_part_of_a_page_and_leads_there(browser: Any, folder:
     assert visit.page.inner_text("#found") == "Nothing was found." and visit.complaints == []
 
 
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("how much memory does decoding take?", "avow: plan_decode"),
+        ("replace scaled_dot_product_attention", "Modules and a drop-in for SDPA: Replace SDPA"),
+        ("write my own claim", "The ledger: Claims of your own"),
+        ("avow.attend", "avow: attend"),
+        ("attend()", "avow: attend"),
+        ("train on my own text", "Models and training"),
+        ("validation loss", "Models and training: Held-out loss"),
+        ("KV cache", "Decoding from a cache"),
+        ("audit somebody's kernel", "Audit somebody's attention"),
+    ],
+)
+def test_questions_in_a_readers_own_words_find_their_page(
+    question: str,
+    first: str,
+    browser: Any,  # noqa: F811
+    folder: Path,
+) -> None:
+    visit = Visit(browser, folder / "search.html")
+    visit.page.fill("main input", question)
+    assert visit.page.inner_text("#results li >> nth=0 >> a") == first
+    assert visit.page.inner_text("#found").endswith("places") and visit.complaints == []
+
+
+def test_where_no_place_has_all_words_those_with_the_most_are_found(browser: Any, folder: Path) -> None:  # noqa: F811
+    visit = Visit(browser, folder / "search.html")
+    visit.page.fill("main input", "nosuchword landmarks")
+    assert visit.page.inner_text("#found").startswith("No place has all of these words; ")
+    assert "low_rank" in visit.page.inner_text("#results")
+
+
 def test_links_and_keys_lead_from_page_to_page(browser: Any, folder: Path) -> None:  # noqa: F811
     visit = Visit(browser, folder / "index.html")
     visit.page.click("nav >> text=low_rank")

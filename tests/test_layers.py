@@ -28,7 +28,7 @@ def names(*words: str) -> frozenset[str]:
 
 
 TENSORS = names("torch numpy jaxtyping")
-PROOFS = names("flint scipy sympy")
+PROOFS = names("flint scipy sympy z3")
 
 FOUNDATION = names("avow.errors avow.extras avow.file_io avow.worker_pool avow.parameters")
 # What a certificate says needs norms and a model of rounding; numerics need to know what a problem is. No module of the
@@ -36,9 +36,9 @@ FOUNDATION = names("avow.errors avow.extras avow.file_io avow.worker_pool avow.p
 CORE = FOUNDATION | names("avow.core avow.numerics")
 METHODS = CORE | names("avow.methods")
 # calibration measures the device, so that the planner can turn counted work into seconds: it needs methods to time.
-ATTEND = METHODS | names("avow.calibration avow.calibration_file avow.planner avow.attend")
+ATTEND = METHODS | names("avow.calibration avow.calibration_file avow.planner avow.deferred avow.in_graph avow.attend")
 DECODE = ATTEND | names("avow.decode")
-HOSTS = DECODE | names("avow avow.nn avow.optim avow.distributed")
+HOSTS = DECODE | names("avow avow.nn avow.optim avow.distributed avow.bounds")
 TRAINING = HOSTS | names("avow.training")
 THEORY = TRAINING | names("avow.theory")
 # What people look at reads answers, certificates and claims; it computes none of them.
@@ -57,15 +57,23 @@ TABLE = (
     Layer(names("kernels"), CORE | TENSORS | names("avow.kernels triton")),
     Layer(names("methods"), METHODS | TENSORS, names("avow.kernels")),
     Layer(names("calibration calibration_file"), METHODS | names("avow.calibration_file") | TENSORS),
+    # What a promise rests on is measured by one kernel on a GPU.
+    Layer(names("deferred"), METHODS | TENSORS, names("avow.kernels")),
     # The planner chooses among numbers; it never touches a tensor.
     Layer(names("planner"), ATTEND),
-    Layer(names("attend"), ATTEND | TENSORS),
+    Layer(names("attend in_graph"), ATTEND | TENSORS),
+    # Bounds on what others compute need the rounding of exact attention.
+    Layer(names("bounds"), ATTEND | TENSORS),
     # What numba compiles is loaded when a step first needs it. A cache may be kept in a file; on a GPU, kernels answer.
     Layer(names("decode"), DECODE | TENSORS | names("numba llvmlite"), names("safetensors avow.kernels")),
     # The surface re-exports, and so stands right above attend.
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
     # A plan for decoding measures steps of a cache, which is loaded then.
-    Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations avow.decode avow.lab")),
+    Layer(
+        names("avow"),
+        ATTEND - names("avow.numerics"),
+        names("avow.integrations avow.decode avow.lab avow.bounds"),
+    ),
     Layer(names("nn optim distributed"), HOSTS | TENSORS),
     # Nothing but what people look at loads an integration, so it may load its host outright.
     Layer(
@@ -77,11 +85,13 @@ TABLE = (
     Layer(names("training"), TRAINING | TENSORS | names("safetensors"), names("pyarrow tokenizers")),
     # Nothing below loads the ledger, so it may load its provers outright.
     # The neighbours it speaks of are there to be looked at, where they are installed.
-    Layer(names("theory"), THEORY | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
+    Layer(names("theory"), THEORY | TENSORS | PROOFS, names("latex2sympy2_extended mpmath auto_LiRPA")),
     # Measures modules and, each by itself, the kernels below them. Beside the commands and not in benchmarks/, so that
-    # whoever installs avow can run it. Peers are loaded where they are installed.
+    # whoever installs avow can run it. Peers, and the library of whole models, are loaded where they are installed.
     Layer(
-        names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels fla performer_pytorch safetensors")
+        names("bench"),
+        HOSTS | TENSORS | names("avow.bench"),
+        names("avow.kernels avow.integrations fla performer_pytorch safetensors transformers"),
     ),
     Layer(
         names("report"),

@@ -250,3 +250,10 @@ def test_a_generator_breaks_the_graph_and_draws_the_same_landmarks() -> None:
 
     torch.testing.assert_close(out(1, compiled=True), out(1, compiled=False))
     assert not torch.allclose(out(1, compiled=True), out(2, compiled=False))
+
+
+def test_the_planner_considers_it_on_a_cpu_alone() -> None:
+    q, k, v = (x.float() for x in clustered())
+    assert LowRank(24).estimate_bound(Problem.of(q, k, v).measure_norms(), 1.0).bound < math.inf
+    elsewhere = LowRank(24).estimate_bound(Problem.of(*(x.to("meta") for x in (q, k, v))), 1.0)
+    assert elsewhere.bound == math.inf and elsewhere.reason == "low_rank is for CPUs: name it to run it here"

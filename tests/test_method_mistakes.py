@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.core import Computed, Problem, Promise, Sizes
-from avow.errors import InputError
+from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
+from avow.errors import InputError, ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
+from avow.numerics.softmax import softmax_average
 
 Q, K, V = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind()
 
@@ -102,3 +105,36 @@ def test_an_estimate_that_raises_leaves_the_other_methods_to_everybody(monkeypat
         "estimate_bound raised ValueError: no idea"
     }
     assert plan.chosen is not None and avow.attend(q, k, v, tol=1e-2).certificate.keeps(1e-2)
+
+
+@dataclass(frozen=True)
+class Window(Method):
+    """Attention to the first keys alone: all that a method without a proof has to say."""
+
+    name: ClassVar[str] = "window"
+    summary: ClassVar[str] = "attention to the first keys"
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        first = problem.k.shape[-2] // 2
+        return Computed(scaled_dot_product_attention(problem.q, problem.k[..., :first, :], problem.v[..., :first, :]))
+
+    def cost(self, sizes: Sizes) -> Cost:
+        return Exact().cost(sizes)
+
+    def reference(self, problem: Problem) -> torch.Tensor:
+        return softmax_average(problem)
+
+
+def test_a_method_without_a_proof_promises_nothing_and_can_be_audited_and_compared() -> None:
+    certificate = avow.attend(Q, K, V, method=Window()).certificate
+    assert certificate.kind == "none" and not certificate.keeps(tol=2.0)
+    assert certificate.reason == "window has no proof"
+    sampled = avow.attend(Q, K, V, method=Window(), coverage=0.99).certificate
+    assert 0.01 < sampled.bound < 2 and sampled.keeps(tol=2.0)
+    assert list(Window.grid(Problem.of(Q, K, V).sizes)) == [Window()]
+    with pytest.raises(ToleranceUnreachable) as refused:
+        avow.attend(Q, K, V, method=Window(), tol=1e-2)
+    assert str(refused.value) == (
+        'window: tol=0.01 cannot be proved: window has no proof; use method="auto", or coverage=0.99 to have a sample'
+        " of its rows recomputed"
+    )

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
+from importlib import resources
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import avow
+from avow import Certificate
 from avow.errors import ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.reading import METHODS, NEXT, STOPS, Reading, reading_of
 from avow.lab.reading_data import WEIGHTS, code_number, codes_up, plain_reading, weight_codes
 from avow.lab.stories import script_of, story_from, story_names, story_script, story_texts
+from avow.nn import KeyValueCache
+from benchmarks.stories import HEADS, HEADS_OF
 
 TEXT = (
     "the key is in the blue teapot on the shelf, and nobody knows of it but the boy who put the key there; the boy sat"
@@ -98,6 +104,70 @@ def test_bounds_and_counts_are_those_of_attend(reading: Reading, heads: list[Any
                 assert f"read {read / k.shape[-2]:.1%} of the tokens" in certificate.reason
                 left_out += k.shape[-2] - read
     assert left_out > 100, "these heads have something to leave out"
+
+
+def test_a_cache_of_the_same_tokens_reads_the_same_and_promises_the_same(
+    reading: Reading, heads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compiled steps choose among tokens by themselves; without them a cache does what `attend` does.
+    monkeypatch.setattr(KeyValueCache, "_by_cpu_steps", lambda *_: "there is no compiled code")
+    row, sparse = reading.rows[0], 0
+    for i, head in enumerate(heads):
+        q, k, v = seen(head, row.position)
+        cache = KeyValueCache(1, k.shape[-1])
+        cache.append(k, v)
+        for j, stop in enumerate(STOPS):
+            certificate = cache.attend(q, stop, method="sparse").certificate
+            read = int((row.levels[i] > j).sum())
+            if certificate.method == "sparse":
+                assert float(row.bounds[i, j]) == pytest.approx(certificate.bound, rel=1e-5)
+                assert f"read {read / k.shape[-2]:.1%} of the tokens" in certificate.reason
+                sparse += 1
+            else:
+                assert certificate.keeps(stop)
+    assert sparse > len(heads) * len(STOPS) / 2
+
+
+def heads_of_story(name: str) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """A story, and for its last word the levels and the bounds of every head, as its bytes hold them."""
+    plain = story_from(story_script(name))
+    block, heads, stops = zlib.decompress(base64.b64decode(plain["data"])), plain["layers"] * plain["heads"], len(STOPS)
+    start = 0
+    for position in plain["rows"]:
+        n = position + 1
+        if position == plain["prompt"] - 1:
+            levels = torch.tensor(list(block[start + heads * n : start + 2 * heads * n])).view(heads, n)
+            bounds = block[start + 2 * heads * n : start + 2 * heads * n + heads * stops]
+            return plain, levels, torch.tensor([code_number(code) for code in bounds]).view(heads, stops)
+        start += 2 * heads * (n + stops)
+    raise AssertionError("the last word asks")
+
+
+def test_what_the_stored_story_says_of_a_head_is_what_attend_says_of_its_tensors() -> None:
+    """SmolLM2's own heads, as the wheel has them in half precision: counts differ by what that rounds."""
+    plain, levels, bounds = heads_of_story(HEADS_OF)
+    stored, same = load_file(str(resources.files("avow.lab.stories") / "heads.safetensors")), 0
+    for kind, (layer, head) in HEADS.items():
+        own = layer * plain["heads"] + head
+        assert plain["kinds"][own] == kind
+        q, k, v = (stored[f"{kind}.{name}"].float()[None, None] for name in "qkv")
+        for j, stop in enumerate(STOPS):
+            certificate = avow.attend(q[:, :, -1:], k, v, method="sparse", tol=stop).certificate
+            read, told = round(certificate_share(certificate) * k.shape[-2]), int((levels[own] > j).sum())
+            assert abs(read - told) <= 2, (kind, stop)
+            if read == told:
+                same += 1
+                assert 0.9 * certificate.bound <= float(bounds[own, j]) <= min(stop * 1.075, 1.2 * certificate.bound)
+    assert same > len(HEADS) * len(STOPS) / 2
+    with pytest.raises(AssertionError):  # another head has other numbers
+        assert (levels[own + 1] > 0).sum() == (levels[own] > 0).sum()
+
+
+def certificate_share(certificate: Certificate) -> float:
+    """The share of the tokens that was read."""
+    found = re.search(r"read ([\d.]+)% of the tokens", certificate.reason)
+    assert found is not None
+    return float(found[1]) / 100
 
 
 def test_what_is_left_out_moves_no_answer_further_than_told(reading: Reading, heads: list[Any]) -> None:

@@ -8,11 +8,12 @@ import json
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 
 import avow
 from avow.bench.clock import pace, peak_bytes
@@ -35,6 +36,7 @@ from avow.bench.workloads import workload
 from avow.core import Computed, Kind, Method, Problem, Promise, Sizes
 from avow.methods import method_named
 from avow.methods.exact import Exact
+from avow.nn import KeyValueCache
 from avow.report import formatting
 from avow.report.charts import figure
 from avow.report.compare import (
@@ -209,6 +211,30 @@ def test_a_bound_that_measured_errors_refute_is_broken(method: type[Method], bro
         assert headline(comparison).startswith(words)
 
 
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_a_decoding_step_whose_error_refutes_its_bound_is_broken(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = KeyValueCache.attend
+
+    def attend(cache: KeyValueCache, q: Tensor, *arguments: Any, **options: Any) -> Any:
+        answer = honest(cache, q, *arguments, **options)
+        return answer._replace(out=answer.out + off)
+
+    monkeypatch.setattr(KeyValueCache, "attend", attend)
+    made = Bench(["sparse"], {}, pairs=1).board(workload("copying", 1, 300, 8), lambda step: None)
+    assert made.decoding is not None and len(made.decoding.steps) == 4
+    assert [step.broken for step in made.decoding.steps] == [off > 0] * 4
+    comparison = Comparison((made,), (), "a machine")
+    console = Console(width=120, file=io.StringIO())
+    console.print(decoding_table(made.decoding))
+    assert isinstance(console.file, io.StringIO)
+    for text in (console.file.getvalue(), page(comparison, "avow compare"), headline(comparison)):
+        assert ("BROKEN" in text) is (off > 0)
+    said = faults(comparison)
+    assert len(said) == 4 * (off > 0)
+    assert all("the bound of a decoding step at tolerance" in one for one in said)
+    assert [one.endswith("with probability 0.999") for one in said] == [False, False, False, True][: len(said)]
+
+
 def test_a_bound_in_float64_is_not_broken_by_the_rounding_of_the_measurement() -> None:
     load = workload("copying", 2, 200, 8, dtype=torch.float64)
     for row in Bench(["exact", "latent", "separable"], {}, pairs=1).board(load, lambda step: None).rows:
@@ -278,7 +304,7 @@ def test_a_call_that_waits_for_a_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(("ratio", "bound"), [(1.5, 2e-3), (0.5, 0.2)])
 def test_a_headline_never_claims_what_was_slower_or_unproved(ratio: float, bound: float) -> None:
     assert headline(Comparison((board("diffuse", ratio, bound),), (), "")).startswith(
-        "At 2,048 keys nothing faster than exact attention proves an error of 0.01 of the longest"
+        "At 2,048 keys none of these methods is faster than exact attention and proves an error of 0.01 of the longest"
     )
 
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import avow
-from avow.errors import ParameterError
+from avow.core.certify import certify
+from avow.errors import NonFiniteError, ParameterError
 
 ROOT = Path(__file__).parent.parent
 THEIRS = functional.scaled_dot_product_attention
@@ -223,7 +224,7 @@ def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return 2 * avow.scaled_dot_product_attention(q + 1, k, v, is_causal=True)
 
 
-def test_a_compiled_model_leaves_its_graph_for_it_and_the_certificate_is_that_of_eager_code() -> None:
+def test_a_compiled_model_leaves_its_graph_for_a_record_and_the_certificate_is_that_of_eager_code() -> None:
     q, k, v = qkv()
     torch._dynamo.reset()
     graphs: list[torch.fx.GraphModule] = []
@@ -239,9 +240,11 @@ def test_a_compiled_model_leaves_its_graph_for_it_and_the_certificate_is_that_of
     assert compiled[0].certificate == eager[0].certificate
     calls = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
     assert len(graphs) == 2 and len(calls) == 2, "nothing of avow itself is compiled"
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="it depends on numbers"):
+    with avow.record(), pytest.raises(torch._dynamo.exc.Unsupported, match="leave fullgraph=True out"):
+        torch._dynamo.reset()
         torch.compile(doubled, backend="eager", fullgraph=True)(q, k, v)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(doubled, backend="eager", fullgraph=True)(q, k, v), doubled(q, k, v))
 
 
 def test_an_exported_program_cannot_hold_it() -> None:
@@ -254,3 +257,31 @@ def test_an_exported_program_cannot_hold_it() -> None:
         match=r"call=avow\.attend cannot be exported: .* exported program does not know; export avow\.nn\.A",
     ):
         torch.export.export(Module(), qkv())
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e19])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+def test_without_a_record_or_a_tolerance_the_answer_is_the_same_and_nothing_is_certified(
+    size: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = torch.randn(3, 2, 3, 70, 8).unbind()
+    q, k = size * q, size * k  # squares of the largest leave float32
+    expected = avow.attend(q, k, v, **options).out
+    certified: list[object] = []
+    monkeypatch.setattr(
+        sys.modules["avow.attend"], "certify", lambda *given: certified.append(given) or certify(*given)
+    )
+    assert torch.equal(avow.scaled_dot_product_attention(q, k, v, **options), expected) and not certified
+    with avow.record() as certificates:
+        assert torch.equal(avow.scaled_dot_product_attention(q, k, v, **options), expected)
+    assert len(certified) == len(certificates) == 1
+    avow.scaled_dot_product_attention(q, k, v, tol=4.0, **options)
+    assert len(certified) >= 2
+
+
+def test_without_a_record_inputs_are_checked_all_the_same() -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    with pytest.raises(NonFiniteError, match="remove NaN and inf from k"):
+        avow.scaled_dot_product_attention(q, k / 0 * 0, v)
+    assert avow.scaled_dot_product_attention(q[:, :, :0], k, v).shape == (1, 2, 0, 4)
+    assert bool((avow.scaled_dot_product_attention(q, k[:, :, :0], v[:, :, :0]) == 0).all())

@@ -103,7 +103,7 @@ def test_the_temperature_divides_queries_and_keys(causal: bool, temperature: flo
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     q, k, v = torch.randn(3, 1, 2, 8, 4).unbind()
-    with pytest.raises(ParameterError, match=r"separable: temperature=.* must be above 0"):
+    with pytest.raises(ParameterError, match=r"separable: temperature=.* must be above 0; the default is 1.0 "):
         avow.attend(q, k, v, method="separable", temperature=temperature)
 
 

@@ -10,6 +10,7 @@ import avow
 
 PUBLIC = {
     "Attended",
+    "AttentionAudit",
     "Audit",
     "AvowError",
     "Certificate",
@@ -26,6 +27,9 @@ PUBLIC = {
     "apply",
     "attend",
     "audit",
+    "auditing",
+    "bound_quantised",
+    "bound_selection",
     "features_needed",
     "plan",
     "look",

@@ -186,6 +186,7 @@ def test_an_interrupted_run_says_where_it_stands_and_the_command_it_gives_ends_i
     with monkeypatch.context() as patched:
         interrupting(patched, 3, kind)
         done = run("pretrain", "a run", *FLAGS, code=code)
+    assert "no held-out loss was measured (the run was interrupted before)" in done.stdout
     *_, saved, again = done.stderr.strip().splitlines()
     assert saved == "avow: interrupted at step 3 and saved in a run/checkpoints/step-00000003"
     assert again == "go on with: avow train pretrain 'a run' --resume"

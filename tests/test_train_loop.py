@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, FileError, NonFiniteError, ParameterError
-from avow.training import PAD, Progress, Trained, checkpoint, load_model, read_config, train
+from avow.training import PAD, Progress, Trained, checkpoint, load_model, loop, read_config, train
 from avow.training.distributed import Ranks
 from avow.training.evaluation import summed_loss
 from avow.training.loop import Trainer
@@ -345,6 +345,19 @@ def test_a_run_with_more_steps_that_is_interrupted_ends_in_the_same_bits(tmp_pat
         end = train(longer, tmp_path / name, resume=True, progress=interrupting(stop, signal.SIGINT))
         ends.append(train(longer, tmp_path / name, resume=True) if end.interrupted else end)
     assert same(*ends) and losses(tmp_path / "whole") == losses(tmp_path / "half")
+
+
+def test_a_slow_first_step_says_when_the_next_line_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick: list[str] = []
+    train(small(tmp_path), tmp_path / "quick", tell=quick.append)
+    assert not any("first step" in line for line in quick)
+    monkeypatch.setattr(loop, "_SLOW_STEP", 0.0)
+    slow: list[str] = []
+    train(small(tmp_path, "run.log_every=5"), tmp_path / "slow", tell=slow.append)
+    assert slow[-1].startswith("the first step took ") and slow[-1].endswith("; the next line comes after 4 more")
+    every: list[str] = []
+    train(small(tmp_path, "run.log_every=1"), tmp_path / "every", tell=every.append)
+    assert not any("first step" in line for line in every)
 
 
 def test_a_run_is_not_made_shorter(tmp_path: Path) -> None:

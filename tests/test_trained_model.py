@@ -159,3 +159,17 @@ def test_a_named_method_writes_and_exact_attention_reads(model: Any, tokens: Any
         model.generate(manual(tokens, 512), max_new_tokens=4, min_new_tokens=4, do_sample=False)
     methods = [certificate.method for _, certificate in certificates]
     assert methods == ["exact"] * 30 + ["sparse"] * 90 and certificates.keeps(1e-2)
+
+
+@pytest.mark.parametrize("asked", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95}])
+def test_verified_tokens_are_those_of_sdpa(model: Any, tokens: Any, asked: dict[str, Any]) -> None:
+    ids = manual(tokens, 1024)
+    asked = asked | {"max_new_tokens": 100, "eos_token_id": None, "return_dict_in_generate": True}
+    torch.manual_seed(0)
+    wanted = model.generate(ids, **asked)
+    enable(model, tol=1e-2, method="sparse", verify=16)
+    torch.manual_seed(0)
+    found = model.generate(ids, **asked)
+    assert torch.equal(found.sequences, wanted.sequences)
+    told = found.past_key_values.verification
+    assert told.acceptance >= 0.9 and told.drafted >= 80 and told.bound <= 1e-2 and told.read < 0.8

@@ -260,7 +260,8 @@ def test_a_shell_completes_commands(made: Made, typed: str) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{shell} {made.bare.folder}/bin/avow"], env=made.bare.variables, capture_output=True, text=True
     )
-    assert done.stdout.split() == {"comp": ["compare"], "": ["list", "run", "show"]}[words[-1]], done.stderr
+    listed = {"comp": ["compare"], "": ["list", "run", "show", "questions", "grade", "new"]}
+    assert done.stdout.split() == listed[words[-1]], done.stderr
 
 
 def checked(environment: Bare, source: str) -> str:

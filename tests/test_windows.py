@@ -94,6 +94,14 @@ def test_text_that_is_left_out_is_noticed(wrong: type[LanguageExamples], share: 
     assert sorted(targets_of_an_epoch(LanguageExamples(numbered([2000]), Ids(), 64))) == expected([2000])
 
 
+def test_a_text_of_a_megabyte_is_read_to_its_last_character() -> None:
+    size = 10**6
+    read = targets_of_an_epoch(LanguageExamples(numbered([size]), Ids(), 64), 128)
+    assert len(read) == size - 1 and set(read) == set(expected([size]))
+    # As it once was: 56 characters of a million.
+    assert len(targets_of_an_epoch(FromTheStart(numbered([size]), Ids(), 64), 128)) == 55
+
+
 def test_a_window_is_a_part_of_its_document_and_of_no_other() -> None:
     texts = ["abcdefgh", "xyz"]
     tokenizer = CharacterTokenizer(LETTERS)

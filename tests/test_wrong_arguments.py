@@ -25,6 +25,7 @@ from avow import distributed, optim, training
 from avow import nn as modules
 from avow.errors import AvowError, ParameterError
 from avow.integrations import transformers as hugging
+from avow.integrations.transformers import Verification
 from avow.theory import constructions
 from tests.helpers.tiny_models import ARCHITECTURES
 
@@ -95,6 +96,18 @@ def _attention() -> dict[str, Call]:
             avow.plan_decode,
             {"tokens": 64, "heads": 2, "key_heads": 2, "dim": 4, "value_dim": 4, "dtype": torch.float32, "batch": 1}
             | {"queries": 1, "device": "cpu", "kept": 0.1, "window": 64, "tell": str, "again": False},
+        ),
+        "auditing": Call(avow.auditing, {"model": None, "rate": 0.1, "tol": 0.1, "confidence": 0.9, "seed": 0}),
+        "AttentionAudit": Call(avow.AttentionAudit, {"rate": 0.1, "tol": 0.1, "confidence": 0.9, "seed": 0}),
+        "bound_selection": Call(
+            avow.bound_selection,
+            {"q": q, "k": q, "v": q, **about, "read": torch.ones(5, 5, dtype=torch.bool)}
+            | {"attn_mask": None, "is_causal": None},
+        ),
+        "bound_quantised": Call(
+            avow.bound_quantised,
+            {"q": q, "k": q, "v": q, "k_hat": q.clone(), "v_hat": q.clone(), **about}
+            | {"key_residuals": None, "value_residuals": None, "attn_mask": None, "is_causal": None},
         ),
         "apply": Call(avow.apply, {"model": ARCHITECTURES[0].build(), "plan": "there is none"}),
         "look": Call(avow.look, {"model": "there is none", "text": "x", "tokenizer": None, "asking": (), "write": 0}),
@@ -262,9 +275,12 @@ def _hugging(folder: Path) -> dict[str, Call]:
     plan.write_text(h.profile(model, ids).plan.to_json())
     h.enable(model, 0.1)
     return {
-        "enable": Call(h.enable, {"model": model, "tol": 0.1, "rtol": None, "method": "auto", "confidence": None}),
+        "enable": Call(
+            h.enable, {"model": model, "tol": 0.1, "rtol": None, "method": "auto", "confidence": None, "verify": 0}
+        ),
         "disable": Call(h.disable, {"model": ARCHITECTURES[0].build()}),
         "Setting": Call(h.Setting, {"tol": 0.1, "rtol": None, "method": "auto", "confidence": None, "parameters": {}}),
+        "Verification": Call(h.Verification, vars(h.Verification())),
         "CertifiedCache": Call(h.CertifiedCache, {"config": model.config, "bits": 4}),
         "profile": Call(
             h.profile, {"model": model, "ids": ids, "tol": 0.1, "budget": 0.5, "name": "small", "tell": print}
@@ -343,6 +359,9 @@ LEFT = {
     "avow.nn.check_permutation_equivariance": {"module", "example"},
     "avow.integrations.transformers.profile": {"tell"},
     "avow.plan_decode": {"tell"},
+    # Filled by avow alone.
+    "avow.AttentionAudit": {"rate", "tol", "confidence", "seed"},
+    "avow.integrations.transformers.Verification": set(Verification.__dataclass_fields__),
     "avow.training.train": {"tell"},
     "avow.distributed.attend": {"shared_queries", "link"},
 }

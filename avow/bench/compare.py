@@ -46,6 +46,7 @@ _LONG = 4096
 _FAR, _SOON = 10.0, 0.5
 
 Tell = Callable[[str], None]
+Answer = Callable[[int], tuple[Tensor, Certificate]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Row:
 @dataclass(frozen=True)
 class Step:
     """One decoding step within a tolerance, beside an exact one. `error` and `bound` are relative to the longest value
-    that a row sees, the other two to the answer.
+    that a row sees, the other two to the answer. A bound is `broken` if measured errors refute it.
     """
 
     tol: float
@@ -114,6 +115,7 @@ class Step:
     because: str
     relative_error: float | None
     relative_bound: float | None
+    broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,9 +243,11 @@ class Bench:
 
     def _measured(self, method: Method, workload: Workload) -> tuple[Measured, Pace]:
         device, exact = workload.q.device, exact_method()()
-        call = partial(_attend, method, workload, self.seed)
-        memory = peak_bytes(call, device)
+        answer = partial(_attend, method, workload)
+        call = partial(answer, self.seed)
         out, certificate = call()
+        # After a call: the first of a process also measures how the CPU sums, in memory of its own.
+        memory = peak_bytes(call, device)
         speed = pace(call, partial(_attend, exact, workload, self.seed), device, self.pairs)
         # What softmax attention is, a method that approximates it does not say.
         target = exact if method.target == SOFTMAX else method
@@ -261,32 +265,9 @@ class Bench:
             bound=_promised(certificate, certificate.bound),
             relative_error=_finite(own.relative),
             relative_bound=_promised(certificate, certificate.relative),
-            broken=self._is_refuted(certificate, rows, method, workload, target),
+            broken=_is_refuted(certificate, rows, answer, workload, target, self.seed),
         )
         return measured, speed
-
-    def _is_refuted(
-        self, certificate: Certificate, rows: Audit, method: Method, workload: Workload, target: Method
-    ) -> bool:
-        """Whether the errors of audited rows refute a promise: one of them a certain one, too many of them another.
-
-        A promise of probability c lets a share of at most 1 − c of the rows be beyond its bound, on average over draws.
-        So (share beyond)/(1 − c) is at most 1 on average, and so is its product over independent draws: by Markov's
-        inequality it reaches `_SURE` with a probability of at most 1/`_SURE`.
-        """
-        share = beyond(certificate, rows)
-        if certificate.kind not in ("deterministic", "statistical") or share == 0:
-            return False
-        allowed = 0.0 if certificate.kind == "deterministic" else 1 - certificate.confidence
-        if allowed == 0:
-            return True
-        evidence = share / allowed
-        for seed in range(self.seed + 1, self.seed + _DRAWS):
-            if evidence >= _SURE or evidence <= 1:
-                break
-            out, certificate = _attend(method, workload, seed)
-            evidence *= beyond(certificate, audit(out, workload, target, seed)) / allowed
-        return evidence >= _SURE
 
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
         """Time and memory of each method at its default setting, at every length."""
@@ -348,6 +329,30 @@ def beyond(certificate: Certificate, rows: Audit) -> float:
     return float((rows.least_errors > bounds).double().mean()) if len(bounds) else 0.0
 
 
+def _is_refuted(
+    certificate: Certificate, rows: Audit, answer: Answer, workload: Workload, target: Method, seed: int
+) -> bool:
+    """Whether the errors of audited rows refute a promise: one of them a certain one, too many of them another.
+
+    A promise of probability c lets a share of at most 1 − c of the rows be beyond its bound, on average over draws. So
+    (share beyond)/(1 − c) is at most 1 on average, and so is its product over independent draws: by Markov's inequality
+    it reaches `_SURE` with a probability of at most 1/`_SURE`.
+    """
+    share = beyond(certificate, rows)
+    if certificate.kind not in ("deterministic", "statistical") or share == 0:
+        return False
+    allowed = 0.0 if certificate.kind == "deterministic" else 1 - certificate.confidence
+    if allowed == 0:
+        return True
+    evidence = share / allowed
+    for other in range(seed + 1, seed + _DRAWS):
+        if evidence >= _SURE or evidence <= 1:
+            break
+        out, certificate = answer(other)
+        evidence *= beyond(certificate, audit(out, workload, target, other)) / allowed
+    return evidence >= _SURE
+
+
 def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
     """For every (cost, error), whether no other point is at least as good in both and better in one.
 
@@ -371,15 +376,16 @@ def decoding(workload: Workload, seed: int, pairs: int) -> Decoding:
     cache = KeyValueCache(g, d, load.v.shape[-1], b, load.k.dtype, load.k.device)
     cache.append(load.k, load.v)
     steps = []
+    exact = exact_method()()
     for tol, confidence in DECODING_TOLERANCES:
-        draws = torch.Generator(load.q.device).manual_seed(seed)
-        call = partial(cache.attend, load.q, tol, confidence, generator=draws, method="sparse")
+        answer = partial(_step, cache, load.q, tol, confidence)
         try:
-            out, certificate = call()
+            out, certificate = answer(seed)
         except ToleranceUnreachable:
             continue  # half precision cannot say it: rounding alone is coarser
-        speed = pace(call, partial(cache.attend, load.q), load.q.device, max(pairs, _LEAST_PAIRS))
-        errors = audited(out, load, exact_method()(), seed)
+        speed = pace(partial(answer, seed), partial(cache.attend, load.q), load.q.device, max(pairs, _LEAST_PAIRS))
+        rows = audit(out, load, exact, seed)
+        errors = rows.certificate
         step = Step(
             tol=tol,
             confidence=confidence,
@@ -391,9 +397,16 @@ def decoding(workload: Workload, seed: int, pairs: int) -> Decoding:
             because=certificate.reason,
             relative_error=_finite(errors.relative),
             relative_bound=_finite(certificate.relative),
+            broken=_is_refuted(certificate, rows, answer, load, exact, seed),
         )
         steps.append(step)
     return Decoding(s, tuple(steps))
+
+
+def _step(cache: KeyValueCache, q: Tensor, tol: float, confidence: float, seed: int) -> tuple[Tensor, Certificate]:
+    """One sparse step from a cache."""
+    generator = torch.Generator(q.device).manual_seed(seed)
+    return cache.attend(q, tol, confidence, generator=generator, method="sparse")
 
 
 def last_query(workload: Workload) -> Workload:

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 import avow
-from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, plan_decode, plan_ranks, profile, train
+from avow.cli import (
+    audit,
+    bench,
+    claims,
+    compare,
+    construct,
+    knowledge,
+    lab,
+    plan,
+    plan_decode,
+    plan_ranks,
+    profile,
+    train,
+)
 from avow.cli.error_formatting import ErrorFormattingGroup
 from avow.cli.options import option
 
@@ -52,4 +65,5 @@ app.command()(knowledge.knowledge)
 app.add_typer(train.app, name="train")
 app.command()(profile.profile)
 app.command()(profile.verify)
+app.command()(audit.audit)
 app.add_typer(bench.app, name="bench")

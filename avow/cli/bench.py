@@ -47,6 +47,33 @@ def decode(
 
 
 @app.command()
+def generate(
+    device: Device = "auto",
+    heads: Annotated[Path | None, option("Real heads: a folder of .safetensors files.", metavar="DIR")] = None,
+    length: Annotated[list[int] | None, option("Tokens in the cache; may be repeated.", min=256)] = None,
+    layers: Annotated[int | None, option("Layers of the model.", min=1)] = None,
+    quick: Annotated[bool, option("A small model, a short cache, a few rounds.", "--quick")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens of a whole model whose queries and keys are real heads'.
+
+    Enabled and verified, beside transformers' caches and an ideal loop. Fails if a draft exceeds its tolerance.
+    """
+    from avow.bench import generate as generation
+    from avow.bench.cases import stored
+    from avow.bench.clock import machine
+    from avow.report.terminal import progress
+
+    where = _where(device)
+    sizes = (generation.QUICK if quick else generation.FULL)[where]
+    sizes = sizes._replace(lengths=tuple(length) if length else sizes.lengths, layers=layers or sizes.layers)
+    texts = 1 if heads is None else len(stored(heads))
+    with progress(texts * len(sizes.lengths)) as tell:
+        results = generation.run(where, sizes, heads, tell)
+    _present(machine(where), results, as_json)
+
+
+@app.command()
 def linear(
     device: Device = "auto",
     only: Annotated[str | None, option("Only linear, random, separable or step; on a GPU.", metavar="FAMILY")] = None,

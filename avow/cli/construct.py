@@ -16,6 +16,7 @@ from avow.cli.options import AsJson, Png, Seed, files, present
 from avow.errors import ParameterError
 from avow.extras import require
 from avow.theory import constructions
+from avow.theory.constructions import formulas
 from avow.theory.constructions.construction import Construction
 
 app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do what they say, with proofs.")
@@ -247,4 +248,4 @@ def relu_piecewise(
 ) -> Construction:
     """Any formula in x on an interval, within eps everywhere."""
     interval = parsing.fraction("from", str(start)), parsing.fraction("to", str(end))
-    return constructions.relu_piecewise(parsing.parse(formula), interval, eps, kind)
+    return constructions.relu_piecewise(formulas.parse(formula), interval, eps, kind)

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from avow.errors import AvowError, FileError, MissingPackage, ParameterError, RangeError, is_out_of_memory
+from avow.parameters import called_elsewhere
+from avow.report.formatting import listed
 
 # What typer raises for any wrong use of a command; it has no public name of its own.
 _WRONG_USE: Any = typer.BadParameter.__base__
@@ -25,7 +27,7 @@ _RULES = {
 ORDER = (
     "compare",
     *("plan", "plan-decode", "plan-ranks"),
-    *("claims", "construct", "lab", "knowledge", "train", "profile", "verify", "bench"),
+    *("claims", "construct", "lab", "knowledge", "train", "profile", "verify", "audit", "bench"),
 )
 
 
@@ -91,14 +93,17 @@ def explained(error: Any) -> AvowError:
     remedy = f"see {here} --help"
     match type(error).__name__:
         case "NoSuchOption":
+            name, ctx = error.option_name, error.ctx
             near = f"did you mean {error.possibilities[0]}?" if error.possibilities else remedy
-            near = _relatives_with(error.option_name, error.ctx) or _field_named(error.option_name, error.ctx) or near
-            return ParameterError("option", error.option_name, f"is not known to {here}", near)
+            known = " ".join(filter(None, (_meant(name, ctx), _commands_with(name, ctx))))
+            return ParameterError("option", name, f"is not known to {here}", known or _field_named(name, ctx) or near)
         case "BadOptionUsage":
             rule = "takes no value" if "does not take" in error.message else "must have a value"
             return ParameterError("option", error.option_name, rule, remedy)
         case "MissingParameter":
-            return ParameterError(_name(error.param), "(not given)", "must be given", remedy)
+            what = (getattr(error.param, "help", "") or "").partition(":")[0].rstrip(".")
+            rule = f"must be given: {what[0].lower()}{what[1:]}" if what else "must be given"
+            return ParameterError(_name(error.param), "(not given)", rule, remedy)
         case "BadParameter" if hasattr(error.__cause__, "errors"):
             (first, *_) = error.__cause__.errors()
             rule = first["msg"].partition(",")[0]
@@ -115,15 +120,23 @@ def explained(error: Any) -> AvowError:
     return ParameterError("arguments", value, f"are not accepted by {here}", remedy)
 
 
-def _relatives_with(option: str, ctx: Any) -> str:
-    """The commands named after the same verb that have an option: `plan-ranks` for one of `plan`; empty if none has."""
+def _meant(option: str, ctx: Any) -> str:
+    """The option of this command that goes by this name elsewhere, as a question; empty if there is none."""
+    options = {_field(_name(parameter)): _name(parameter) for parameter in ctx.command.params} if ctx else {}
+    near = called_elsewhere(_field(option), options)
+    return f"did you mean --{options[near]}?" if near else ""
+
+
+def _commands_with(option: str, ctx: Any) -> str:
+    """The commands that have an option: a group's own, else those named after the same verb; empty if none has it."""
     if ctx is None or ctx.parent is None:
         return ""
-    own, commands = ctx.info_name, getattr(ctx.parent.command, "commands", {})
-    same = [name for name in commands if name != own and name.partition("-")[0] == own.partition("-")[0]]
-    with_it = [name for name in same if any(option in parameter.opts for parameter in commands[name].params)]
-    listed = " and ".join(f"{ctx.parent.command_path} {name}" for name in with_it)
-    return f"it belongs to {listed}" if listed else ""
+    commands, path = getattr(ctx.command, "commands", None), ctx.command_path
+    if commands is None:
+        verb, path = ctx.info_name.partition("-")[0], ctx.parent.command_path
+        commands = {k: v for k, v in ctx.parent.command.commands.items() if k.partition("-")[0] == verb}
+    with_it = [name for name, one in commands.items() if any(option in parameter.opts for parameter in one.params)]
+    return f"{option} belongs to {listed([f'{path} {name}' for name in with_it])}" if with_it else ""
 
 
 def _field_named(option: str, ctx: Any) -> str:
@@ -133,7 +146,7 @@ def _field_named(option: str, ctx: Any) -> str:
     from avow.training.config import FIELDS
     from avow.training.field_names import OTHER_MEANINGS, meant
 
-    name = option.lstrip("-").replace("-", "_")
+    name = _field(option)
     near = meant("", name, FIELDS)
     return OTHER_MEANINGS.get(name) or (f"fields are written without dashes: {near}=VALUE" if near else "")
 
@@ -141,3 +154,8 @@ def _field_named(option: str, ctx: Any) -> str:
 def _name(parameter: Any) -> str:
     """A parameter as people type it, without its dashes."""
     return str((parameter.opts or [parameter.name])[0]).lstrip("-")
+
+
+def _field(option: str) -> str:
+    """An option as Python writes its name."""
+    return option.lstrip("-").replace("-", "_")

@@ -335,7 +335,7 @@ def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, 
             f"{done.step:,} steps, {epochs} epochs: loss {last.loss:.3f} nats per token, "
             f"{last.tokens_per_second:,.0f} tokens/s, MFU {last.mfu:.1%}"
         )
-        typer.echo(_held_out_line(measured, config.data.held_out))
+        typer.echo(_held_out_line(measured, config.data.held_out, done.interrupted))
     if done.interrupted:
         typer.echo(f"avow: interrupted at step {done.step:,} and saved in {done.checkpoint}\n{again}", err=True)
     elif not as_json:
@@ -344,9 +344,13 @@ def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, 
         typer.echo(f"next: {_next_command(run, config, done)}")
 
 
-def _held_out_line(measured: Progress | None, share: float) -> str:
+def _held_out_line(measured: Progress | None, share: float, interrupted: bool) -> str:
     if measured is None:
-        why = "data.held_out=0" if not share else "there is too little to hold any out"
+        why = "there is too little to hold any out"
+        if not share:
+            why = "data.held_out=0"
+        elif interrupted:
+            why = "the run was interrupted before"
         return f"no held-out loss was measured ({why})"
     words = f"held out: loss {measured.held_out_loss:.3f} nats per token, perplexity {measured.perplexity:.2f}"
     bits = measured.bits_per_character

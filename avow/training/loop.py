@@ -50,6 +50,8 @@ ASK = 10
 Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Kernels choose their algorithms and buffers the first few times they run, and none of that may be recorded.
 _REHEARSALS = 3
+# Seconds after which a first step says that it is done: the first line of the log may be minutes away.
+_SLOW_STEP = 5.0
 # A graph, the tensors that it reads (ids, targets, their number), and the loss that it writes.
 Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor, Tensor], Tensor]
 
@@ -327,6 +329,7 @@ class Trainer:
                 for line in self._notes():
                     tell(line)
         pace, last, stop = _Pace(self), None, False
+        begin, before = time.perf_counter(), self.step
         self.model.train()
         record = Log(self.folder / "log.csv", self.step) if first else nullcontext()
         with record as log, naming_lost_workers(), listening() as signals:
@@ -334,6 +337,8 @@ class Trainer:
             while self.step < self.steps and not stop:
                 norm = self.advance()
                 done = self.step == self.steps
+                if first and tell is not None and self.step == before + 1:
+                    self._tell_slow_start(time.perf_counter() - begin, tell)
                 measured = self.held_out is not None and self._is_due(self.config.run.evaluate_every)
                 if self._is_due(self.config.run.log_every) or measured:
                     last = self._report(norm, pace, measured)
@@ -347,6 +352,13 @@ class Trainer:
         model, interrupted = self.placed.full_model(path), self.step < self.steps
         read = self.corpus, self.reading
         return Trained(model, self.tokenizer, self.step, interrupted, path, last, *read, *signals[:1])
+
+    def _tell_slow_start(self, seconds: float, tell: Callable[[str], None]) -> None:
+        """Say how long the first step took, if the first line of the log is still far away."""
+        every = self.config.run.log_every
+        if seconds > _SLOW_STEP and not self._is_due(every):
+            more = min(-self.step % every, self.steps - self.step)
+            tell(f"the first step took {seconds:.0f} s; the next line comes after {more:,} more")
 
     def _is_due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.steps

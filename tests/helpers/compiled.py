@@ -89,10 +89,21 @@ def tokens() -> None:
     step.separable_step(q, k, v, Sums(sums, total, total))
 
 
+def lengths() -> None:
+    """The lengths of all rows of a call, with its answer and without."""
+    from avow.kernels.row_lengths import row_lengths
+
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        q, k, v = (torch.randn(2, heads, 200, 128).to(kind) for heads in (4, 2, 2))
+        row_lengths(q, k, v)
+        row_lengths(q.transpose(1, 2).contiguous().transpose(1, 2), k, v[..., :48], q[..., :48])
+
+
 FAMILIES: dict[str, Callable[[], object]] = {
     "append": appended,
     "decode": decode,
     "draws": lambda: decode(0.999),
+    "lengths": lengths,
     "queries": lambda: [decode(sure, *seen) for seen in ((3, None), (16, 100), (None, 100)) for sure in (1.0, 0.999)],
     "scans": scans,
     "tokens": tokens,

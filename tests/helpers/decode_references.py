@@ -95,7 +95,7 @@ def counted_reference(terms: Terms) -> Counted:
     """What the kernel of that name computes; masses in one part."""
     heads, c, r = terms.top.shape
     top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    stride = stride_of(c)
+    stride = stride_of(c, heads * r)
     number = torch.arange(triton.cdiv(c, stride), device=top.device)
     group = number * stride + number * 5 % stride
     below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
@@ -105,9 +105,9 @@ def counted_reference(terms: Terms) -> Counted:
     return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
 
 
-def stride_of(c: int) -> int:
-    """Of how many groups one is counted."""
-    return max(1, c * GROUP // planning._ENOUGH)
+def stride_of(c: int, rows: int) -> int:
+    """Of how many groups one is counted, for so many rows of all heads."""
+    return max(1, c * GROUP // planning.enough(rows))
 
 
 def own_span(heads: int, s: int) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def cuts_reference(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], d
     sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
     behind = (known.counts * sizes).flip(-1).cumsum(-1).flip(-1)
     share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (known.masses.sum(-1) * (drop / stride_of(c)) * share)[:, None]
+    budget = (known.masses.sum(-1) * (drop / stride_of(c, len(terms.widest))) * share)[:, None]
     budget = torch.where(budget < torch.inf, budget, -1.0)
     above = (~(behind <= budget)).sum(-1)
     return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
@@ -166,7 +166,7 @@ def planned_reference(terms: Terms, most: Float32[Tensor, "b g"], goal: Goal, lo
     """What the kernel of that name computes."""
     known, (_, c, r) = counted_reference(terms), terms.top.shape
     sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
-    behind = (known.counts * sizes * float(stride_of(c))).flip(-1).cumsum(-1).flip(-1)
+    behind = (known.counts * sizes * float(stride_of(c, len(terms.widest)))).flip(-1).cumsum(-1).flip(-1)
     expected, whole = known.masses.sum(-1), behind[:, 0]
     slim = (terms.nu / most.reshape(-1)).repeat_interleave(r)
     aim = (goal.room - goal.narrow * slim).clamp(max=goal.drop)

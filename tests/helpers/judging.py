@@ -41,9 +41,11 @@ def number(fact: Any) -> float:
 HEAD = """
     import os, signal, sys, time
     import sympy
-    from avow.theory.claims import claim, toolbox
-    x = sympy.Symbol("x", real=True)
-    words = dict(topic="mine", expected="proved", statement="x", plain="x")
+    from avow.theory.claims import Statement, claim, real, toolbox
+    x = real("x")
+    def square(k):
+        return Statement({x: "a number"}, {"it": sympy.Eq((x + 1) ** 2, x**2 + k * x + 1, evaluate=False)})
+    words = dict(topic="mine", expected="proved", plain="x", formal=square(2))
 """
 
 

@@ -95,6 +95,7 @@ def run_maths() -> None:
     features.variance_for(0.1, 0.9)
     norms.spectral_bound(torch.randn(4, 3))
     norms.lengths(torch.randn(2, 4, 3))
+    norms.row_lengths(torch.randn(2, 4, 3), torch.randn(5, 3))
     norms.length_floors(torch.randn(2, 4, 3))
     sketch.spread_holds(first, k)
     p, method = Problem.of(*torch.randn(3, 1, 2, 4, 3).unbind(), causal=True), Separable()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -751,6 +752,25 @@ def _operator() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _compiled() -> Iterator[None]:
+    """Every entry of compiled code told to everybody who watches: what was traced before is not traced again."""
+    dynamo = importlib.import_module("torch._dynamo.eval_frame")
+    original = dynamo._callback_from_stance
+
+    def entering(callback: Any) -> Any:
+        chosen = original(callback)
+        if chosen is not None and watching():  # None runs code as it is
+            missed("compiled code ran: attention inside it may not be seen")
+        return chosen
+
+    dynamo._callback_from_stance = entering
+    try:
+        yield
+    finally:
+        dynamo._callback_from_stance = original
+
+
+@contextlib.contextmanager
 def _attention_modules(model: nn.Module | None, report: AttentionAudit) -> Iterator[None]:
     """Have calls named after the attention modules of a model, and modules whose attention is not seen reported."""
     if model is None:
@@ -807,6 +827,7 @@ def _watched(report: AttentionAudit) -> Iterator[None]:
     with _lock:
         if not _watchers:
             _hooks.enter_context(_operator())
+            _hooks.enter_context(_compiled())
             # The fused path of `nn.MultiheadAttention` has no SDPA inside; without it, the module calls SDPA.
             _hooks.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -345,6 +345,24 @@ def test_code_that_was_compiled_before_is_told_of() -> None:
     with avow.auditing() as report, torch.compiler.set_stance("force_eager"):
         function(*heads())
     assert report.layers and not report.unseen
+
+
+def test_code_compiled_after_an_audit_has_its_gradients() -> None:
+    def gradient(attention: Callable[..., Tensor]) -> Tensor:
+        q, k, v = (x.requires_grad_() for x in heads())
+        attention(q, k, v).sum().backward()
+        assert q.grad is not None
+        return q.grad
+
+    def compiled() -> Callable[..., Tensor]:
+        torch._dynamo.reset()
+        return torch.compile(lambda q, k, v: sdpa(q, k, v), backend="aot_eager")  # type: ignore[no-any-return]
+
+    # What earlier tests had traced would hide what tracing inside the block leaves behind.
+    torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
+    with avow.auditing():
+        assert torch.equal(gradient(compiled()), gradient(sdpa))
+    assert torch.equal(gradient(compiled()), gradient(sdpa))
 
 
 def test_dropout_is_told_of() -> None:

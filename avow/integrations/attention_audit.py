@@ -742,13 +742,17 @@ def _everywhere(original: Any, wrap: Callable[[Any], Any]) -> Iterator[None]:
 def _operator() -> Iterator[None]:
     """PyTorch's SDPA shown to everybody who watches, as long as the block runs; its derivatives stay its own."""
     library = torch.library.Library("aten", "IMPL")
+    # Tracers look kernels up once and keep what they found: derivatives would be lost to code compiled later.
+    found = torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache
     for key in ("CPU", "CUDA"):
         library.impl("scaled_dot_product_attention", _sdpa, key)
         library.impl("scaled_dot_product_attention", _sdpa, f"Autograd{key}")
+    found.clear()
     try:
         yield
     finally:
         library._destroy()
+        found.clear()
 
 
 @contextlib.contextmanager

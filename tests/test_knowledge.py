@@ -144,6 +144,7 @@ def when(kind: str, act: Callable[[News], None]) -> Callable[[News], None]:
     return lambda news: act(news) if news.kind == kind else None
 
 
+@pytest.mark.commands
 def test_what_is_interrupted_goes_on_to_the_same_answers(people: str, tmp_path: Path) -> None:
     (_, arm) = tiny(people, steps=30)
     (once,) = side_by_side([arm], tmp_path / "once")
@@ -180,6 +181,7 @@ def test_an_interrupt_ends_in_the_command_to_go_on_with(
     assert not (tmp_path / "knowledge.html").exists()
 
 
+@pytest.mark.commands
 def test_one_that_fails_and_one_that_is_killed_leave_the_others(people: str, tmp_path: Path) -> None:
     (_, good), (_, bad) = tiny(people), tiny(people, "optimizer.lr=1e30", "optimizer.clip=inf")
     (_, long) = tiny(people, steps=10**9)
@@ -202,6 +204,7 @@ def test_one_that_fails_and_one_that_is_killed_leave_the_others(people: str, tmp
     assert experiment.best is not None and experiment.best.label == "exact"
 
 
+@pytest.mark.commands
 def test_arms_end_when_nobody_listens(people: str, tmp_path: Path) -> None:
     """`kill -9` of the experiment leaves no arm behind that trains for nobody; what it leaves can be resumed."""
     words = [*TINY, "--corpus", people, "--attentions", "exact", "--steps", "1000000", "--device", "cpu", "--jobs", "1"]

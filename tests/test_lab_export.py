@@ -27,6 +27,7 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.commands
 def test_the_command_writes_every_page_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "examples", lambda page: [])  # the browser's test has them
     done = CliRunner().invoke(app, ["lab", "--export", str(tmp_path / "copy"), "--json"])

@@ -18,7 +18,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import choice, finalize, planning, work_partition
+from avow.kernels import choice, finalize, planning, sketch_pass, work_partition
 from avow.kernels.finalize import Decoded, blank_report
 from avow.kernels.pausing import LEFT, LONGEST, PAUSE, SHORTEST, Used, blank_state
 from avow.kernels.sparse_decode import Lengths, decode, value_lengths
@@ -47,7 +47,7 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
 ) -> None:
     given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
     alone = given.run(how=decode_reference)
-    for module, name, value in ((choice, "BLOCK", 128), (planning, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
+    for module, name, value in ((choice, "BLOCK", 128), (sketch_pass, "_AT_ONCE", 7), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(work_partition, "_WARPS", count)
     monkeypatch.setattr(finalize, "_CHUNK", 2)
@@ -68,9 +68,8 @@ def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.Monkey
     assert torch.equal(found.kept, other.kept) and bool(found.within.all())
     assert 0.8 < float(found.kept / whole.kept) < 1.25
     terms = terms_of(given)
-    counts = planning.counted(terms).counts
-    assert torch.equal(counts, references.counted_reference(terms).counts)
-    assert counts.sum(-1).tolist() == [7 * GROUP] * 2
+    assert torch.equal(terms.counts, references.counts_reference(terms))
+    assert terms.counts.sum(-1).tolist() == [8 * GROUP] * 2
 
 
 @pytest.mark.parametrize("how", [decode, decode_reference])

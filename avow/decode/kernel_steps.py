@@ -4,7 +4,7 @@ The answer is right when it is handed out: if a bound would exceed the tolerance
 tokens. How many tokens there are, whether looking at the sketch pays and the seed of draws are on the device, so a step
 can be captured in a CUDA graph and replayed while the cache grows. Its certificate stays on the device, too, until
 somebody looks at it. A step that is called again and again outside of a graph is captured by the cache itself: a replay
-is one launch instead of eight.
+is one launch instead of seven.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
     _states: dict[bool, Int32[Tensor, "4"]] = field(default_factory=dict, repr=False)
-    _reports: dict[tuple[int, ...], Float32[Tensor, "5 b h"]] = field(default_factory=dict, repr=False)
-    """By batch, heads and number of the queries; kept, since a graph that somebody captured writes to them."""
+    _reports: dict[tuple[int, ...], tuple[Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"]]] = field(
+        default_factory=dict, repr=False
+    )
+    """With histograms, by batch, heads and number of the queries; kept, since a captured graph writes to them."""
     _seed: Tensor | None = field(default=None, repr=False)
     _notice: _Notice | None = field(default=None, repr=False)
     _graphs: dict[Any, Replayed] = field(default_factory=dict, repr=False)
@@ -189,19 +191,19 @@ class KernelSteps:
         sinks: Float[Tensor, "h"] | None = None,
     ) -> tuple[Tensor, Certificate]:
         """The answers to the last queries of each head, with their certificate."""
-        state, own = self._written(q, asked)
+        state, own, counts = self._written(q, asked)
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
         rows = q.detach().resolve_neg().contiguous()
         if not q.is_cuda or capturing or generator is not None:
-            out = _decode(rows, store, asked, state, own, seed, sinks)
+            out = _decode(rows, store, asked, state, own, counts, seed, sinks)
         else:
             # What a graph reads stays where it was: sinks are known by their place and by how they lie there.
             key = rows.shape, asked, None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
             if key not in self._graphs:
                 if len(self._graphs) >= _GRAPHS:
                     self._graphs.clear()
-                self._graphs[key] = Replayed(lambda x: _decode(x, store, asked, state, own, seed, sinks))
+                self._graphs[key] = Replayed(lambda x: _decode(x, store, asked, state, own, counts, seed, sinks))
             out = self._graphs[key](rows).clone()
         report = own if capturing else own.clone()
         if not capturing and self._notice is None and self._steps >= self._next_notice:
@@ -214,7 +216,7 @@ class KernelSteps:
 
     def compiled_step(self, q: Tensor, store: TokenStore, asked: Asked, sinks: Tensor | None) -> Tensor:
         """The answers inside of `torch.compile`, which sees one operator; `latest` is their certificate."""
-        state, own = self._written(q, asked)
+        state, own, counts = self._written(q, asked)
         seed = None
         if asked.confidence < 1:
             if self._seed is None:
@@ -222,20 +224,23 @@ class KernelSteps:
             seed = self._seed
         last = self._last
         last.report, last.store, last.asked, last.shape, last.dtype = own, store, asked, tuple(q.shape), q.dtype
-        return _decode(q.detach(), store, asked, state, own, seed, None if sinks is None else sinks.detach())
+        return _decode(q.detach(), store, asked, state, own, counts, seed, None if sinks is None else sinks.detach())
 
-    def _written(self, q: Tensor, asked: Asked) -> tuple[Int32[Tensor, "4"], Float32[Tensor, "5 b h"]]:
-        """The state and the report that steps of such queries write to."""
+    def _written(
+        self, q: Tensor, asked: Asked
+    ) -> tuple[Int32[Tensor, "4"], Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"]]:
+        """The state, the report and the histograms that steps of such queries write to."""
         from avow.kernels.finalize import blank_report
         from avow.kernels.pausing import blank_state
+        from avow.kernels.planning import blank_counts
 
         b, h, n, _ = q.shape
         if asked.always not in self._states:
             shortest = 0 if asked.always else SHORTEST
             self._states[asked.always] = blank_state(q.device, shortest, asked.always)
         if (b, h, n) not in self._reports:
-            self._reports[b, h, n] = blank_report(b, h * n, q.device)
-        return self._states[asked.always], self._reports[b, h, n]
+            self._reports[b, h, n] = blank_report(b, h * n, q.device), blank_counts(b * h * n, q.device)
+        return self._states[asked.always], *self._reports[b, h, n]
 
     def _sent(self, report: Tensor, tol: float) -> _Notice:
         """Bounds under way: a copy to memory that a GPU writes while the host goes on."""
@@ -265,6 +270,7 @@ def _decode(
     asked: Asked,
     state: Tensor,
     report: Tensor,
+    counts: Tensor,
     seed: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
@@ -272,7 +278,7 @@ def _decode(
 
     # What draws are aimed at follows from the limit, which single precision may round up.
     limits = asked.drop, asked.tol * (1 - 2.0**-20), asked.confidence, asked.scale
-    return decode_step(q, list(store), state, report, seed, sinks, *limits, asked.window)
+    return decode_step(q, list(store), state, report, counts, seed, sinks, *limits, asked.window)
 
 
 def unfit_rows(rows: int, tokens: int, dtype: torch.dtype, scale: float, tol: float, confidence: float) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from avow.kernels.choice import Chosen, Draws
 from avow.kernels.pausing import first_seen
+from avow.kernels.planning import CIRCLE
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import ROWS, StepShape
@@ -29,7 +30,7 @@ from avow.kernels.tile_ops import HeadView, at_head, chained, filled, follow
 from avow.kernels.work_partition import TILE, Parts, list_shape, shares, slots_of, tiles_listed
 from avow.numerics.rounding import gamma, tiny, unit
 
-_TILE = tl.constexpr(TILE)
+_TILE, _CIRCLE = tl.constexpr(TILE), tl.constexpr(CIRCLE)
 # Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
 # that registers hold them, and by how many warps.
 _PARTS, _CHUNK, _HELD, MERGING_WARPS = 256, 128, 2**15, 4
@@ -304,6 +305,9 @@ def _merged(parts, listed, given, found, unread, terms, heads, S: tl.constexpr, 
     whole = whole - first_seen(whole, terms.used)
     tl.store(found.kept + head, read, mask=row % S.R == 0)
     tl.store(found.report + 4 * rows + row, read.to(tl.float32) / tl.maximum(whole, 1).to(tl.float32))
+    # The next step counts from zero on.
+    circle = tl.arange(0, _CIRCLE)
+    tl.store(terms.counts + row * _CIRCLE + circle, tl.full((_CIRCLE,), 0, tl.int32))
     if unread.draws is not None and row == 0:
         # The next step draws anew.
         seed = unread.draws.seed
@@ -365,7 +369,7 @@ def merged(
     given = BoundInputs.of(q, v, terms.nu, most, scale, terms, sinks)
     heads, spans = chosen.found.shape
     shape = merging_shape(list_shape(q, v, spans))
-    unread = Unread(chosen.tails, chosen.draws, terms.widest, spans, drop, limit)
+    unread = Unread(chosen.tails, chosen.draws, chosen.widest, spans, drop, limit)
     inputs = parts, chosen.found, given, found, unread, terms, heads
     _merged[(b * h,)](*inputs, S=shape, num_warps=MERGING_WARPS, **chained(q.device))
     return found._replace(within=within.view(torch.bool))

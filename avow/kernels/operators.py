@@ -31,12 +31,13 @@ def _(*given: object, **named: object) -> None:
     return None
 
 
-@torch.library.custom_op("avow::decode_step", mutates_args=("state", "report", "seed"))
+@torch.library.custom_op("avow::decode_step", mutates_args=("state", "report", "counts", "seed"))
 def decode_step(
     q: Tensor,
     store: Sequence[Tensor],
     state: Tensor,
     report: Tensor,
+    counts: Tensor,
     seed: Tensor | None,
     sinks: Tensor | None,
     drop: float,
@@ -63,6 +64,7 @@ def decode_step(
         used=Used(known.used, state, None if n == 1 else n, window),
         report=report,
         sinks=None if sinks is None else sinks.resolve_neg().float().contiguous(),
+        counts=counts,
     )
     return found.out.view(b, h, n, -1)
 

@@ -52,8 +52,8 @@ _MANY = tl.constexpr(32)
 # What a token is expected to weigh is taken this share of its interval below the middle: where few tokens make up the
 # whole mass, a guess too high would have too little read. Errors of products spread about an eighth of their bound.
 _DOUBT = tl.constexpr(0.25)
-# Warps that an H200 runs at once, eight to a processor; programs of few rows have one each, others one to so many rows.
-_AT_ONCE, _ROWS_OF_WARP = 132 * 8, 8
+# Programs of one warp that an H200 runs at once, eight to a processor, and rows of each.
+_AT_ONCE, _ROWS = 132 * 8, 16
 
 
 class Terms(NamedTuple):
@@ -154,7 +154,7 @@ def _queries(q, sketch, numbers, terms, head, row, groups, room, S: tl.constexpr
             shift = tl.dot(zeros, tl.trans(coarse), shift)
         place = (head * room + group)[:, None] * S.R + row[None, :]
         # Rows of a second group are those of the first.
-        own = (tl.arange(0, S.RP) < S.R)[None, :] & (group < c)[:, None]
+        own = ((tl.arange(0, S.RP) < S.RP // STRIDE) & (row < S.R))[None, :] & (group < c)[:, None]
         tl.store(terms.shift + place, shift * grown[None, :], mask=own)
     return inverse, grown, spread * grown * (1 + 2.0**-18), length * grown * numbers.relative
 
@@ -195,25 +195,27 @@ def _bounded(q, sketch, most, hint, numbers, terms, room, S: tl.constexpr, EARLY
     Programs take groups in turns, so that what all of them read at a time lies together.
     """
     follow(EARLY)
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first, c = groups_in(terms.used, head)
     RP: tl.constexpr = S.RP
+    TURNS: tl.constexpr = (S.R + RP - 1) // RP
+    head, part = tl.program_id(0).to(tl.int64) // TURNS, tl.program_id(1)
+    least_row = tl.program_id(0) % TURNS * RP
+    first, c = groups_in(terms.used, head)
     W: tl.constexpr = S.D // 2
     column, byte, token = tl.arange(0, RP), tl.arange(0, S.WP), tl.arange(0, _GROUP)
     # Two groups at once: the columns of a tile are query heads of the first, then of the second.
     TWO: tl.constexpr = 2 * S.R <= _FEWEST
     STRIDE: tl.constexpr = 2 if TWO else 1
     STAGES: tl.constexpr = 3 if TWO else 4
-    kept = tl.arange(0, RP // STRIDE)
+    kept = least_row + tl.arange(0, RP // STRIDE)
     found = (head * tl.num_programs(1) + part) * S.R + kept
-    nu = _length_of(most, hint, head, numbers.least, RP, S.R)
+    nu = _length_of(most, hint, head, numbers.least, RP * TURNS, S.R)
     if part == 0:
         tl.store(terms.nu + head, nu)
     if first + part * STRIDE >= c:
         tl.store(terms.peaks + found, tl.full((RP // STRIDE,), LOWEST_TERM, tl.int32), mask=kept < S.R)
         tl.store(terms.masses + found, filled(0.0, RP // STRIDE), mask=kept < S.R)
         return
-    row, second = column % (RP // STRIDE), column // (RP // STRIDE)
+    row, second = least_row + column % (RP // STRIDE), column // (RP // STRIDE)
     # The first groups that a program looks at, and the steps from each to the next.
     start, leap = first + part * STRIDE, tl.num_programs(1) * STRIDE
     inverse, grown, spread, error = _queries(q, sketch, numbers, terms, head, row, (start, leap, c), room, S, STRIDE)
@@ -228,7 +230,7 @@ def _bounded(q, sketch, most, hint, numbers, terms, room, S: tl.constexpr, EARLY
     # Codes are in units of 2^-24.
     unlift = grown * (2.0**24 / _LIFT)
     ratio = 1 / nu
-    highest, mass = tl.full((RP,), LOWEST_TERM, tl.int32), filled(0.0, RP)
+    highest, masses = tl.full((RP,), LOWEST_TERM, tl.int32), filled(0.0, 8, RP)
     codes, offset = at_head(sketch.codes, head), terms.offset + head * S.R * room * _GROUP
     scale, radius = at_head(sketch.scale, head), at_head(sketch.radius, head)
     lengths, reach = at_head(sketch.lengths, head), at_head(sketch.reach, head)
@@ -271,16 +273,19 @@ def _bounded(q, sketch, most, hint, numbers, terms, room, S: tl.constexpr, EARLY
         spot = (row * room + mine)[None, :] * _GROUP + token[:, None]
         tl.store(offset + spot, short.to(tl.uint8), mask=(row < S.R)[None, :])
         tl.store(terms.top + at, peak, mask=row < S.R)
-        weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, S.FAST), 0)
         # What comes twice counts once.
         own = (row < S.R) & ((second == 0) | (group + 1 < c))
         risen = tl.maximum(highest, peak)
-        fade, rise = (highest - risen).to(tl.float32) * 0.125, (peak - risen).to(tl.float32) * 0.125
-        mass = mass * exp2_near(fade, S.FAST) + tl.where(own, weight, 0.0) * exp2_near(rise, S.FAST)
+        fade = exp2_near((highest - risen).to(tl.float32) * 0.125, S.FAST)
+        least_weight = tl.where(own, risen.to(tl.float32) * -0.125, float("-inf"))
+        weights = exp2_near((middle - _DOUBT * half) * 0.125 + least_weight[None, :], S.FAST)
+        # A thread has every eighth token, and adds up its own.
+        masses = masses * fade[None, :] + tl.sum(tl.reshape(weights, (_GROUP // 8, 8, RP)), 0)
         highest = risen
         if counts_group((group - first) // STRIDE, sampled):
             into = (head * S.R + row)[None, :] * _CIRCLE + bin_of(peak[None, :] - short)
             tl.atomic_add(terms.counts + into, 1, mask=own[None, :], sem="relaxed")
+    mass = tl.sum(masses, 0)
     if TWO:
         halves = tl.reshape(highest, (STRIDE, RP // STRIDE))
         best = tl.max(halves, 0)
@@ -333,9 +338,10 @@ def bounded(
         **views, lengths=by_head(lengths, "lengths"), metric=sketch.metric.contiguous(), size=sketch.size.contiguous()
     )
     r = b * h // heads
-    shape = StepShape(r, tile_of(r), D=d, DP=padded(d), WP=padded(d // 2), ENOUGH=enough(b * h), FAST=not interpreted())
-    warps = max(1, shape.RP // _ROWS_OF_WARP)
-    programs = min(triton.cdiv(room, 2 if 2 * r <= FEWEST else 1), triton.cdiv(_AT_ONCE // warps, heads))
+    shape = StepShape(r, min(tile_of(r), _ROWS), D=d, DP=padded(d), WP=padded(d // 2), ENOUGH=enough(b * h), FAST=not interpreted())
+    # Rows are shared out among programs: one of several warps waits at each of its sums.
+    turns = triton.cdiv(r, shape.RP)
+    programs = min(triton.cdiv(room, 2 if 2 * r <= FEWEST else 1), triton.cdiv(_AT_ONCE, heads * turns))
     programs = max(1, programs)
     terms = Terms(
         q.new_empty(b * h, room * GROUP, dtype=torch.uint8),
@@ -350,5 +356,5 @@ def bounded(
     )
     numbers = _Numbers(scale * math.log2(math.e) * STEPS, relative_error(d), absolute_error(d), least)
     inputs = q, own, most, hint, numbers, terms, room
-    _bounded[(heads, programs)](*inputs, S=shape, num_warps=warps, **chained(q.device))
+    _bounded[(heads * turns, programs)](*inputs, S=shape, num_warps=1, **chained(q.device))
     return terms

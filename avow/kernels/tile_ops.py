@@ -337,19 +337,20 @@ def rows_grown(total, zs, weight=None):
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Waits until the kernel before this one is done, and lets the next one start to wait.
+    """Lets the next kernel start to wait, and waits until the one before this is done.
 
-    Every program of a step's kernels does so before anything else. A GPU then has the next kernel in place when the
-    last one ends, which saves microseconds each time.
+    Every program of a step's kernels does so before anything else, so that a kernel is done only after all before it.
+    A GPU then has the next kernels in place when one ends, which saves microseconds each time. Where few programs do
+    little, they would end before the next kernel was in place if they only let it start after their own wait.
     """
     if EARLY:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 @functools.cache
 def early(device: torch.device) -> bool:
-    """Whether kernels on a device may be put in place before the last one is done."""
+    """Whether kernels on a device may be put in place before the last one is done; `chained` alone asks."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -14,14 +14,18 @@ from benchmarks.options import Options
 
 
 def calls(options: Options) -> list[Result]:
-    """A certified step by the calls that a user makes, against the fastest exact attention called the same way."""
+    """A certified step by the calls that a user makes, against the fastest exact attention called the same way.
+
+    And where its time goes, launch by launch.
+    """
     from avow.bench import decode as steps
+    from benchmarks import step_kernels
 
     results = steps.run("cuda", (steps.QUICK if options.quick else steps.FULL)["cuda"], options.heads, _tell)
     for row in (row for result in results for row in result.rows):
         if "because" in row:
             row["tokens read"] = tokens_read(str(row["because"]))
-    return results
+    return [*results, step_kernels.run(options.heads, _tell, options.quick)]
 
 
 def linear(options: Options) -> list[Result]:

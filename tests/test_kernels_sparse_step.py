@@ -69,7 +69,8 @@ def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.Monkey
     assert 0.8 < float(found.kept / whole.kept) < 1.25
     terms = terms_of(given)
     assert torch.equal(terms.counts, references.counts_reference(terms))
-    assert terms.counts.sum(-1).tolist() == [8 * GROUP] * 2
+    # Every other pair of groups, or nearly.
+    assert terms.counts.sum(-1).tolist() == [6 * GROUP] * 2
 
 
 @pytest.mark.parametrize("how", [decode, decode_reference])

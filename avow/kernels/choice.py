@@ -15,8 +15,9 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
+from avow.kernels import planning
 from avow.kernels.pausing import first_seen, read_in_order
-from avow.kernels.planning import cut_steps, enough
+from avow.kernels.planning import cut_steps
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import StepShape, turn_of
@@ -175,8 +176,8 @@ def marked(terms: Terms, most: Float32[Tensor, "b g"], drop: float, capacity: in
 
 def choosing_shape(terms: Terms) -> StepShape:
     """What kernels that list tokens are compiled for."""
-    (heads, programs, r) = terms.peaks.shape
-    most, many = triton.next_power_of_2(programs), enough(heads * r)
+    heads, programs, r = terms.peaks.shape
+    most, many = triton.next_power_of_2(programs), planning.enough(heads * r)
     return StepShape(
         r, triton.next_power_of_2(r), turn_of(r), BLOCK=BLOCK, ENOUGH=many, PROGRAMS=most, FAST=not interpreted()
     )

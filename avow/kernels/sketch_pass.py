@@ -23,9 +23,10 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Float64, Int32, UInt8
 from torch import Tensor
 
+from avow.kernels import planning
 from avow.kernels.chunking import padded
 from avow.kernels.pausing import Used, groups_in
-from avow.kernels.planning import CIRCLE, bin_of, counts_group, enough, sampled_in
+from avow.kernels.planning import CIRCLE, bin_of, counts_group, sampled_in
 from avow.kernels.step_constants import (
     FEWEST,
     LIMIT,
@@ -338,7 +339,7 @@ def bounded(
         **views, lengths=by_head(lengths, "lengths"), metric=sketch.metric.contiguous(), size=sketch.size.contiguous()
     )
     r = b * h // heads
-    shape = StepShape(r, min(tile_of(r), _ROWS), D=d, DP=padded(d), WP=padded(d // 2), ENOUGH=enough(b * h), FAST=not interpreted())
+    shape = StepShape(r, min(tile_of(r), _ROWS), D=d, DP=padded(d), WP=padded(d // 2), ENOUGH=planning.enough(b * h), FAST=not interpreted())
     # Rows are shared out among programs: one of several warps waits at each of its sums.
     turns = triton.cdiv(r, shape.RP)
     programs = min(triton.cdiv(room, 2 if 2 * r <= FEWEST else 1), triton.cdiv(_AT_ONCE, heads * turns))

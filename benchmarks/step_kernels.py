@@ -125,7 +125,7 @@ def _profiled(call: Callable[[], None]) -> list[Launch]:
         for _ in range(_REPLAYS):
             call()
         torch.cuda.synchronize()
-    on_device = [x for x in profile.events() or [] if x.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [x for x in profile.events() or [] if x.device_type.name == "CUDA"]
     launches = [Launch(x.name, x.time_range.start, x.time_range.end) for x in on_device]
     return sorted(launches, key=lambda x: x.end)
 

@@ -21,10 +21,10 @@ interpret()
 from avow.kernels import choice, finalize, planning, sketch_pass, work_partition
 from avow.kernels.finalize import Decoded, blank_report
 from avow.kernels.pausing import LEFT, LONGEST, PAUSE, SHORTEST, Used, blank_state
-from avow.kernels.sparse_decode import Lengths, decode, value_lengths
+from avow.kernels.sparse_decode import Lengths, decode
 from avow.numerics.sketch import GROUP, sketched
 from tests.helpers import decode_references as references
-from tests.helpers.decode_references import decode_reference
+from tests.helpers.decode_references import decode_reference, value_lengths
 from tests.helpers.decoding import Step, drawn, step, terms_of
 
 pytestmark = pytest.mark.kernels

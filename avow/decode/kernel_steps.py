@@ -4,7 +4,7 @@ The answer is right when it is handed out: if a bound would exceed the tolerance
 tokens. How many tokens there are, whether looking at the sketch pays and the seed of draws are on the device, so a step
 can be captured in a CUDA graph and replayed while the cache grows. Its certificate stays on the device, too, until
 somebody looks at it. A step that is called again and again outside of a graph is captured by the cache itself: a replay
-is one launch instead of seven.
+is one launch instead of six.
 """
 
 from __future__ import annotations

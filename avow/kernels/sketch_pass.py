@@ -339,7 +339,15 @@ def bounded(
         **views, lengths=by_head(lengths, "lengths"), metric=sketch.metric.contiguous(), size=sketch.size.contiguous()
     )
     r = b * h // heads
-    shape = StepShape(r, min(tile_of(r), _ROWS), D=d, DP=padded(d), WP=padded(d // 2), ENOUGH=planning.enough(b * h), FAST=not interpreted())
+    shape = StepShape(
+        r,
+        min(tile_of(r), _ROWS),
+        D=d,
+        DP=padded(d),
+        WP=padded(d // 2),
+        ENOUGH=planning.enough(b * h),
+        FAST=not interpreted(),
+    )
     # Rows are shared out among programs: one of several warps waits at each of its sums.
     turns = triton.cdiv(r, shape.RP)
     programs = min(triton.cdiv(room, 2 if 2 * r <= FEWEST else 1), triton.cdiv(_AT_ONCE, heads * turns))

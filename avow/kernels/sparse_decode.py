@@ -29,7 +29,6 @@ from avow.kernels.sampling import drawn
 from avow.kernels.sketch_pass import Terms, bounded
 from avow.kernels.step_constants import ROWS
 from avow.kernels.work_partition import Parts
-from avow.numerics.norms import slack
 from avow.numerics.sketch import Sketch
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -42,23 +41,6 @@ class Lengths(NamedTuple):
     """Where rows see different tokens in float32, of which true lengths are at least a part of 1 − 2^-20."""
     most: Float32[Tensor, "b g"]
     """0 only where all values are zero, nan where they are too small for a proof."""
-
-
-def value_lengths(v: Float[Tensor, "b g s e"]) -> Lengths:
-    """Bounds on the lengths of values, to be kept beside a cache; they look at nothing but their own head."""
-    wide = v.detach().float()
-    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
-    # A power of two near the largest entry, so that no square overflows or vanishes.
-    size = torch.exp2(torch.floor(torch.log2(largest.double().clamp(min=2.0**-149))))
-    norms = torch.linalg.vector_norm((wide / size).float(), dim=-1).double()  # (b, g, s)
-    error = slack(v.shape[-1], v.dtype)
-    size = size[..., 0]
-    # Entries below 2^-60 of the largest may vanish when squared; rounding to bfloat16 takes 2^-8 at most.
-    each = (norms * (1 + error) + torch.where(norms.amax(-1, keepdim=True) > 0, 2.0**-50, 0.0)) * size
-    each = torch.where(each > 0, each * (1 + 2.0**-7) + 2.0**-126, 0.0).to(torch.bfloat16)
-    least = (norms.amax(-1) * (1 - error) - 2.0**-50).clamp(min=0) * size[..., 0]
-    most = least.float() * (1 - 2.0**-22)
-    return Lengths(each, torch.where(largest[..., 0, 0] == 0, 0.0, torch.where(most > 2.0**-100, most, math.nan)))
 
 
 class Stages(NamedTuple):

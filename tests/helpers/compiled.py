@@ -41,8 +41,9 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
 def decode(confidence: float = 1.0, queries: int | None = None, window: int | None = None) -> None:
     """One certified step, its last resort included; several queries have sinks, too."""
     from avow.kernels.pausing import Used, blank_state
-    from avow.kernels.sparse_decode import decode, value_lengths
+    from avow.kernels.sparse_decode import decode
     from avow.numerics.sketch import sketched
+    from tests.helpers.decode_references import value_lengths
 
     shapes = ((1, 8 * (queries or 1), 128), (1, 2, 200, 128), (1, 2, 200, 128))
     q, k, v = (torch.randn(shape).bfloat16() for shape in shapes)

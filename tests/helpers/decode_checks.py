@@ -24,7 +24,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
     from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sketch_pass import bounded
-    from avow.kernels.sparse_decode import decode, value_lengths
+    from avow.kernels.sparse_decode import decode
     from avow.kernels.step_constants import STEPS
     from tests.helpers import decode_references as references
 
@@ -36,7 +36,7 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
         for shape in ((1, 2 * r, d), (1, 2, n, d), (1, 2, n, d))
     )
     q, told = 3 * q, f"kernels at {n} tokens: {kind}, r = {r}, d = {d}"
-    sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
+    sketch, lengths, scale = sketched(k), references.value_lengths(v), d**-0.5
     used = Used(torch.full((2,), n, dtype=torch.int32, device=device), blank_state(q.device))
     mine = decode(q, k, v, sketch, lengths, 0.05, scale)
     errors = distances(Case("", q.unsqueeze(2), k, v, scale), mine.out.unsqueeze(2)).squeeze(2)

@@ -11,7 +11,7 @@ import math
 
 import torch
 import triton
-from jaxtyping import Float32, Float64, Int32, Int64
+from jaxtyping import Float, Float32, Float64, Int32, Int64
 from torch import Tensor
 
 from avow.kernels import choice, planning, sample_bounds, sampling, sketch_pass
@@ -21,10 +21,28 @@ from avow.kernels.pausing import Used
 from avow.kernels.planning import BINS, CIRCLE, WIDTH, Goal
 from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.sparse_decode import Stages, decode
+from avow.kernels.sparse_decode import Lengths, Stages, decode
 from avow.kernels.step_constants import FEWEST, LIMIT, STEPS, absolute_error, relative_error
 from avow.kernels.work_partition import TILE, Parts, programs
+from avow.numerics.norms import slack
 from avow.numerics.sketch import GROUP, Sketch, unpacked
+
+
+def value_lengths(v: Float[Tensor, "b g s e"]) -> Lengths:
+    """Bounds on the lengths of values, which look at nothing but their own head."""
+    wide = v.detach().float()
+    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
+    # A power of two near the largest entry, so that no square overflows or vanishes.
+    size = torch.exp2(torch.floor(torch.log2(largest.double().clamp(min=2.0**-149))))
+    norms = torch.linalg.vector_norm((wide / size).float(), dim=-1).double()  # (b, g, s)
+    error = slack(v.shape[-1], v.dtype)
+    size = size[..., 0]
+    # Entries below 2^-60 of the largest may vanish when squared; rounding to bfloat16 takes 2^-8 at most.
+    each = (norms * (1 + error) + torch.where(norms.amax(-1, keepdim=True) > 0, 2.0**-50, 0.0)) * size
+    each = torch.where(each > 0, each * (1 + 2.0**-7) + 2.0**-126, 0.0).to(torch.bfloat16)
+    least = (norms.amax(-1) * (1 - error) - 2.0**-50).clamp(min=0) * size[..., 0]
+    most = least.float() * (1 - 2.0**-22)
+    return Lengths(each, torch.where(largest[..., 0, 0] == 0, 0.0, torch.where(most > 2.0**-100, most, math.nan)))
 
 
 def bounded_reference(

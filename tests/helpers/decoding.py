@@ -20,8 +20,9 @@ from avow.kernels.finalize import Decoded
 from avow.kernels.pausing import Used, blank_state
 from avow.kernels.planning import blank_counts
 from avow.kernels.sketch_pass import Terms, bounded
-from avow.kernels.sparse_decode import Lengths, decode, value_lengths
+from avow.kernels.sparse_decode import Lengths, decode
 from avow.numerics.sketch import Sketch, sketched
+from tests.helpers.decode_references import value_lengths
 
 
 @dataclasses.dataclass

@@ -47,6 +47,7 @@ SHAPES = [
     (dict(b=1, g=2, r=1, s=128, d=128, e=128), torch.bfloat16),
     (dict(b=1, g=1, r=3, s=65, d=16, e=32), torch.float32),
     (dict(b=1, g=2, r=12, s=200, d=32, e=32), torch.bfloat16),
+    (dict(b=1, g=1, r=20, s=330, d=32, e=32), torch.float16),
 ]
 
 

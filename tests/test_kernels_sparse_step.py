@@ -86,6 +86,16 @@ def test_heads_that_would_break_the_limit_read_all_tokens_after_all(how: Callabl
     assert bool((given.errors(again.out) <= again.bound).all())
 
 
+def test_a_histogram_that_lies_proves_nothing_false_and_is_empty_after_the_step() -> None:
+    given = step(*drawn(g=2, s=300, loud=6.0), torch.float32)
+    honest, counts = given.run(0.1), torch.randint(10**6, (4, planning.CIRCLE), dtype=torch.int32)
+    lied = given.run(0.1, how=partial(decode, counts=counts))
+    assert bool((given.errors(lied.out) <= lied.bound).all()) and not torch.equal(lied.kept, honest.kept)
+    assert not bool(counts.any())
+    for mine, other in zip(given.run(0.1, how=partial(decode, counts=counts)), honest, strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_part_of_a_larger_cache_is_read_in_place() -> None:
     q, k, v = drawn(b=2, g=2, r=1, s=100)
     given = step(q, k, v)

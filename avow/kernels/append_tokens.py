@@ -321,8 +321,8 @@ def append(
     inputs = view(k), view(v), counts, store, found, k.stride(2), v.stride(2), count, capacity
     _append[(b * g, programs)](*inputs, S=shape, num_warps=8, **chained(k.device))
     if found is not None:
-        inputs, more = (counts, store, found, count, capacity, programs), triton.next_power_of_2(programs)
-        _noted[(b * g,)](*inputs, G=g, PROGRAMS=more, num_warps=4, **chained(k.device))
+        told, more = (counts, store, found, count, capacity, programs), triton.next_power_of_2(programs)
+        _noted[(b * g,)](*told, G=g, PROGRAMS=more, num_warps=4, **chained(k.device))
 
 
 def crop(store: TokenStore, lengths: Int[Tensor, "b"]) -> None:

@@ -22,7 +22,19 @@ from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Un
 from avow.kernels.pausing import Used, first_seen, read_in_order, settle, worthwhile
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, filled, follow, log2_near
+from avow.kernels.tile_ops import (
+    HeadView,
+    at_head,
+    await_last,
+    by_head,
+    chained,
+    exp2_near,
+    filled,
+    follow,
+    log2_near,
+    precede,
+    send_for,
+)
 from avow.kernels.work_partition import (
     FEWEST_ROWS,
     TILE,
@@ -41,6 +53,8 @@ from avow.kernels.work_partition import (
 
 _TILE, _PLACES, _PLACE = tl.constexpr(TILE), tl.constexpr(PLACES), tl.constexpr(2**PLACES - 1)
 _FEWEST = tl.constexpr(FEWEST_ROWS)
+# Rows that are sent for before a program can begin.
+_AHEAD = tl.constexpr(32)
 # Below all logits, so that where a row sees no token of a tile, none weighs anything.
 _LOWEST = tl.constexpr(-3.4e38)
 
@@ -196,11 +210,37 @@ def attend(program, head, tiles, inputs, parts, used, S: tl.constexpr, chosen=No
         tl.store(parts.heavy + out, large, mask=row < S.R)
 
 
+@triton.jit
+def _send_for_rows(program, inputs, used, heads, S: tl.constexpr):
+    """Has the keys and values brought near that a program reads first, if all heads are likely to be read in order."""
+    # Numbers in a line of the cache.
+    KEYS: tl.constexpr = 1024 // inputs.k.base.dtype.element_ty.primitive_bitwidth
+    VALUES: tl.constexpr = 1024 // inputs.v.base.dtype.element_ty.primitive_bitwidth
+    head = tl.arange(0, S.HEADS)
+    s = tl.load(used.tokens + head, mask=head < heads, other=0, cache_modifier=".cg")
+    ordered = read_in_order(s, used, True).to(tl.int32)
+    if tl.min(ordered, 0) > 0:
+        lists = shares(tiles_in(s - first_seen(s, used)), S)
+        begin, stop, one, _ = share_of(program, lists)
+        if begin < stop:
+            start, _end = span_of(one, lists, begin, stop, S)
+            own = tl.load(used.tokens + one, cache_modifier=".cg")
+            row = first_seen(own, used) + start * _TILE + tl.arange(0, _AHEAD)
+            row = tl.minimum(row, own - 1).to(tl.int64)[:, None]
+            channel = tl.minimum(tl.arange(0, max(1, S.DP // KEYS)) * KEYS, S.D - 1)
+            column = tl.minimum(tl.arange(0, max(1, S.EP // VALUES)) * VALUES, S.E - 1)
+            send_for(at_head(inputs.k, one) + row * S.D + channel[None, :])
+            send_for(at_head(inputs.v, one) + row * S.E + column[None, :])
+
+
 @triton.jit(do_not_specialize=["heads", "room"])
 def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, EARLY: tl.constexpr):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
-    follow(EARLY)
     program = tl.program_id(0)
+    precede(EARLY)
+    if EARLY:
+        _send_for_rows(program, inputs, used, heads, S)
+    await_last(EARLY)
     lists = shares(tiles_listed(chosen.found, heads, spans, S), S)
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):

@@ -37,7 +37,19 @@ from avow.kernels.step_constants import (
     relative_error,
     tile_of,
 )
-from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, filled, follow, interpreted, log2_near
+from avow.kernels.tile_ops import (
+    HeadView,
+    at_head,
+    await_last,
+    by_head,
+    chained,
+    exp2_near,
+    filled,
+    interpreted,
+    log2_near,
+    precede,
+    send_for,
+)
 from avow.numerics.sketch import GROUP, Sketch
 
 _GROUP, _FEWEST, _CIRCLE = tl.constexpr(GROUP), tl.constexpr(FEWEST), tl.constexpr(CIRCLE)
@@ -48,6 +60,8 @@ _PAD = tl.constexpr(0.5 + 2.0**-6)
 _HIGHEST = tl.constexpr(float(LIMIT))
 # Added to a number of at most 2^22, it leaves the nearest whole number in the lowest bits, and there without it.
 _WHOLE, _BARE = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
+# How many turns of a program are sent for before it can begin.
+_AHEAD = tl.constexpr(2)
 # Groups whose products with the queries a program makes at once.
 _MANY = tl.constexpr(32)
 # What a token is expected to weigh is taken this share of its interval below the middle: where few tokens make up the
@@ -195,11 +209,15 @@ def _bounded(q, sketch, most, hint, numbers, terms, room, S: tl.constexpr, EARLY
 
     Programs take groups in turns, so that what all of them read at a time lies together.
     """
-    follow(EARLY)
     RP: tl.constexpr = S.RP
     TURNS: tl.constexpr = (S.R + RP - 1) // RP
     head, part = tl.program_id(0).to(tl.int64) // TURNS, tl.program_id(1)
     least_row = tl.program_id(0) % TURNS * RP
+    precede(EARLY)
+    if EARLY:
+        # Memory has nothing to do while the kernel before runs. How many groups there will be is a guess.
+        _send_for_codes(sketch, terms, head, part, S)
+    await_last(EARLY)
     first, c = groups_in(terms.used, head)
     W: tl.constexpr = S.D // 2
     column, byte, token = tl.arange(0, RP), tl.arange(0, S.WP), tl.arange(0, _GROUP)
@@ -294,6 +312,21 @@ def _bounded(q, sketch, most, hint, numbers, terms, room, S: tl.constexpr, EARLY
         highest, mass = best, tl.sum(tl.reshape(mass, (STRIDE, RP // STRIDE)) * fade, 0)
     tl.store(terms.peaks + found, highest, mask=kept < S.R)
     tl.store(terms.masses + found, mass, mask=kept < S.R)
+
+
+@triton.jit
+def _send_for_codes(sketch, terms, head, part, S: tl.constexpr):
+    """Has the codes brought near that a program looks at first, of as many groups as are likely to be there."""
+    STRIDE: tl.constexpr = 2 if 2 * S.R <= _FEWEST else 1
+    BYTES: tl.constexpr = _GROUP * (S.D // 2)
+    LINES: tl.constexpr = _GROUP * S.WP // 128
+    first, c = groups_in(terms.used, head, True)
+    line = tl.arange(0, _AHEAD * STRIDE * LINES)
+    number = line // LINES
+    group = first + part * STRIDE + number // STRIDE * (tl.num_programs(1) * STRIDE) + number % STRIDE
+    if first + part * STRIDE < c:
+        group = tl.minimum(group, c - 1)
+        send_for(at_head(sketch.codes, head) + group * BYTES + tl.minimum(line % LINES * 128, BYTES - 1))
 
 
 @triton.jit

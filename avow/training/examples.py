@@ -6,7 +6,7 @@ r"""From a corpus to the examples of a task.
 | spans | a piece of a document that lost a span, which is to be written back |
 | questions | a question, and its answer to be written |
 | spans+questions | both of these, each once an epoch |
-| mixture | windows from the start of documents, spans, clozes and questions, in the shares of a `Recipe` |
+| mixture | windows from the start of documents, spans, clozes, facts and questions, in the shares of a `Recipe` |
 
 Every kind gives inputs and targets as rows of numbers, padded to the longest of them; padding is 0 and is never a
 target. An example depends on (seed, epoch, index) alone: a run resumes at any step without a stored generator, and
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
@@ -28,8 +27,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from avow.errors import InputError, ParameterError
-from avow.parameters import at_least, between, check_count, check_parameters, declared, from_to, param
+from avow.parameters import anything, at_least, between, check_count, check_parameters, declared, from_to, param
 from avow.training.data import Corpus, Document, Question, TokenDocument, check_not_empty, encoded
+from avow.training.facts import Fact, facts_in, reversed_facts, rotations, with_full_name
+from avow.training.names import candidates, name_end
 from avow.training.tokenizer import MASK, PAD, CharacterTokenizer, Tokenizer
 
 Loss = Literal["answer", "all"]
@@ -147,10 +148,16 @@ class Recipe:
     after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
     window: int = param(24, at_least(0), "characters that a cloze keeps on each side at most")
     bare: float = param(0.3, fraction, "share of clozes that keep no characters beside")
+    facts: int = param(0, at_least(0), "parts of clozes of what training questions ask for, found in every document")
+    reverse: int = param(0, at_least(0), "parts of clozes of the name, from what training questions ask for")
+    phrasings: int = param(0, at_least(0), "statements of every such fact, in phrases of the training people's texts")
+    full_name: bool = param(False, anything(), "the full name in place of its parts and of pronouns")
+    permuted: bool = param(False, anything(), "texts of several sentences in other orders too")
 
     @property
     def weights(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("language", "spans", "cloze", "questions")}
+        """How many parts of each kind; a new kind comes last, so that the draws of the others stay."""
+        return {name: getattr(self, name) for name in ("language", "spans", "cloze", "questions", "facts", "reverse")}
 
 
 class Pieces(NamedTuple):
@@ -266,64 +273,6 @@ class SpanExamples:
         return np.where(place < size - 1, whole, PAD)[:, :-1], whole[:, 1:]
 
 
-# A document begins with its name: `Name. text`. The stop of an initial, as in `Douglas P. Fry. `, or of `St. ` does
-# not end a name.
-END = re.compile(r"(?<!\b\w)(?<!\bSt)\. ")
-
-
-def name_end(text: str) -> int:
-    """Where the text after the name begins, past the full stop and its space; 0 for a document without a name.
-
-    >>> text = "Douglas P. Fry. Born in Boston."
-    >>> text[: name_end(text)]
-    'Douglas P. Fry. '
-    """
-    end = END.search(text)
-    return end.end() if end else 0
-
-
-# A word takes its apostrophes and hyphens along (O'Connell, Saint-Denis), but no possessive.
-WORD = re.compile(r"[^\W\d_]\w*(?:['’-](?!s\b)\w+)*")
-JOINT = re.compile(r",? (?:(?:of|de|the) )*")
-
-
-def candidates(text: str) -> list[tuple[int, int]]:
-    """Where the spans worth asking for begin and end, all of them after the name.
-
-    >>> text = "Ada Holm. Holm was born in Columbus, Ohio and read at the University of Lorne."
-    >>> [text[begin:end] for begin, end in candidates(text)]
-    ['Columbus, Ohio', 'Columbus', 'Ohio', 'University of Lorne']
-    """
-    first = name_end(text)
-    own = set(WORD.findall(text[:first]))
-    spans = []
-    for run in _runs(text, first):
-        # Columbus, Ohio is asked for as a whole and in its parts.
-        parts: list[list[re.Match[str]]] = [[run[0]]]
-        for before, word in itertools.pairwise(run):
-            if text[before.end()] == ",":
-                parts.append([])
-            parts[-1].append(word)
-        # Nobody who has read the name needs to remember it.
-        whole_and_parts = [run, *parts] if len(parts) > 1 else [run]
-        spans += [(words[0].start(), words[-1].end()) for words in whole_and_parts if words[0][0] not in own]
-    return spans
-
-
-def _runs(text: str, first: int) -> Iterator[list[re.Match[str]]]:
-    """Capitalised words from `first` on, those that belong together in one list."""
-    run: list[re.Match[str]] = []
-    for word in WORD.finditer(text, first):
-        if not word[0][0].isupper():
-            continue
-        if run and not JOINT.fullmatch(text, run[-1].end(), word.start()):
-            yield run
-            run = []
-        run.append(word)
-    if run:
-        yield run
-
-
 class ClozeExamples(SpanExamples):
     r"""Cloze examples: a name, hardly any context, and a capitalised span to remember.
 
@@ -335,7 +284,8 @@ class ClozeExamples(SpanExamples):
               \quad left = right = 0 \text{ with probability } bare
 
     Windows end where the text does, and are cut to fit the block: the right one first, then the left one, never the
-    span or the name. A document in which no candidate fits is an example of span corruption instead.
+    span or the name. A document in which no candidate fits is an example of span corruption instead. With `asked`, the
+    candidates of each document are these, and not all capitalised words.
     """
 
     @declared()
@@ -348,15 +298,17 @@ class ClozeExamples(SpanExamples):
         window: int = 24,
         bare: float = 0.3,
         spans: Spans | None = None,
+        asked: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         check_parameters("", Recipe, {"window": window, "bare": bare})
         super().__init__(documents, tokenizer, block, seed, spans, from_start=True)
         self.window, self.bare = window, bare
         self._names = np.array([name_end(document.text) for document in documents], dtype=np.int64)
         # The name, two masks and the span must fit; the last mask is a target, never an input.
+        asked = asked or [candidates(document.text) for document in documents]
         fitting = [
-            [(begin, end) for begin, end in candidates(document.text) if name and name + 2 + end - begin <= block]
-            for document, name in zip(documents, self._names.tolist(), strict=True)
+            [(begin, end) for begin, end in pairs if name and name + 2 + end - begin <= block]
+            for pairs, name in zip(asked, self._names.tolist(), strict=True)
         ]
         self._counts = np.array([len(pairs) for pairs in fitting], dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
@@ -583,12 +535,22 @@ def examples_of(
     tokens, unread = 0, 0
     if task == "mixture":
         # The recipe of the knowledge experiment: a document is one example of each kind, read from its start.
-        documents, characters = _named_texts(corpus, tokenizer)
+        documents, characters = _named_texts(corpus, tokenizer, recipe)
         starts = [Document(document.text[: block + 1], document.where) for document in documents]
         text, after_name = (documents, characters, block, seed), recipe.after_name
         builders["language"] = lambda: LanguageExamples(starts, characters, block)
         builders["spans"] = lambda: SpanExamples(*text, spans, after_name, from_start=True)
         builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
+        if recipe.facts or recipe.reverse:
+            found = facts_in(documents, corpus.train, recipe.phrasings)
+
+            def clozes(of: Sequence[Fact]) -> ClozeExamples:
+                asked = [[(start, stop)] for _, start, stop in of]
+                rest = characters, block, seed, recipe.window, recipe.bare, spans, asked
+                return ClozeExamples([document for document, _, _ in of], *rest)
+
+            builders["facts"] = lambda: clozes(found)
+            builders["reverse"] = lambda: clozes(reversed_facts(found))
         reach = max(block + 1 if "language" in kinds else 0, spans.limit(block) if "spans" in kinds else 0)
         tokens = sum(len(document.text) for document in documents)
         unread = sum(max(0, len(document.text) - reach) for document in documents)
@@ -607,12 +569,17 @@ def examples_of(
     )
 
 
-def _named_texts(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], CharacterTokenizer]:
-    """Documents whose names can be found, for the task `mixture`."""
+def _named_texts(corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe) -> tuple[list[Document], CharacterTokenizer]:
+    """Documents whose names can be found, for the task `mixture`, rewritten as the recipe says."""
     if not isinstance(tokenizer, CharacterTokenizer):
         rule = "counts names and windows in characters"
         raise InputError("task", "mixture", rule, "use data.tokenizer=characters")
-    return [document for document in corpus.documents if isinstance(document, Document)], tokenizer
+    documents = [document for document in corpus.documents if isinstance(document, Document)]
+    if recipe.full_name:
+        documents = [with_full_name(document) for document in documents]
+    if recipe.permuted:
+        documents += [other for document in documents for other in rotations(document)]
+    return documents, tokenizer
 
 
 def _split(part: Part, share: float, most: int, seed: int) -> tuple[Part, Part | None]:

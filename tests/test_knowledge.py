@@ -354,5 +354,6 @@ def test_the_experiment_keeps_its_settings_and_holds_nothing_out() -> None:
     _, exact, *_ = (arm.config for arm in arms(device="cpu"))
     assert (exact.optimizer.lr, exact.optimizer.weight_decay, exact.optimizer.beta2) == (0.01, 0.05, 0.95)
     assert (exact.data.task, exact.data.held_out, exact.data.batch) == ("mixture", 0.0, 64)
-    assert exact.mixture.weights == {"language": 1, "spans": 1, "cloze": 12, "questions": 3}
+    kinds = {"language": 1, "spans": 1, "cloze": 12, "questions": 3, "facts": 0, "reverse": 0}
+    assert exact.mixture.weights == kinds
     assert (exact.schedule.steps, exact.schedule.warmup, exact.schedule.floor) == (1000, 50, 0.02)

@@ -535,7 +535,10 @@ def examples_of(
     tokens, unread = 0, 0
     if task == "mixture":
         # The recipe of the knowledge experiment: a document is one example of each kind, read from its start.
-        documents, characters = _named_texts(corpus, tokenizer, recipe)
+        if not isinstance(tokenizer, CharacterTokenizer):
+            rule = "counts names and windows in characters"
+            raise InputError("task", "mixture", rule, "use data.tokenizer=characters")
+        documents, characters = rewritten(corpus, recipe), tokenizer
         starts = [Document(document.text[: block + 1], document.where) for document in documents]
         text, after_name = (documents, characters, block, seed), recipe.after_name
         builders["language"] = lambda: LanguageExamples(starts, characters, block)
@@ -569,17 +572,14 @@ def examples_of(
     )
 
 
-def _named_texts(corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe) -> tuple[list[Document], CharacterTokenizer]:
-    """Documents whose names can be found, for the task `mixture`, rewritten as the recipe says."""
-    if not isinstance(tokenizer, CharacterTokenizer):
-        rule = "counts names and windows in characters"
-        raise InputError("task", "mixture", rule, "use data.tokenizer=characters")
+def rewritten(corpus: Corpus, recipe: Recipe) -> list[Document]:
+    """The texts of a corpus as the task `mixture` reads them."""
     documents = [document for document in corpus.documents if isinstance(document, Document)]
     if recipe.full_name:
         documents = [with_full_name(document) for document in documents]
     if recipe.permuted:
         documents += [other for document in documents for other in rotations(document)]
-    return documents, tokenizer
+    return documents
 
 
 def _split(part: Part, share: float, most: int, seed: int) -> tuple[Part, Part | None]:

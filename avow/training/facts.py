@@ -16,7 +16,7 @@ Whole numbers and a fixed order: the same texts give the same facts on every mac
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from avow.errors import InputError
 from avow.training.data import Document, Question
-from avow.training.names import WORD, candidates, name_end
+from avow.training.names import WORD, candidates, name_end, name_of
 
 _TOKEN = re.compile(r"\d+|\w+|[^\w\s]")
 _PHRASE = re.compile(r"(?:[^\W\d_]+ ){2,3}$")
@@ -46,25 +46,17 @@ class Fact(NamedTuple):
 
 def names_asked(questions: Sequence[Question]) -> dict[str, str]:
     """The answer to the question about each name, the first one of several; names alone differ between questions."""
-    asked = [question.question for question in questions]
-    first = os.path.commonprefix(asked)
-    last = os.path.commonprefix([text[::-1] for text in asked])
-    # Names may begin or end alike; what belongs to the question ends with a space or begins with a sign or a space.
-    before, after = first.rfind(" ") + 1, re.search(r"(?<=\W)\w*$", last) or re.search("$", last)
-    assert after is not None
+    asked = [question.question.split(" ") for question in questions]
+    before = sum(1 for _ in itertools.takewhile(_equal, zip(*asked, strict=False)))
+    after = sum(1 for _ in itertools.takewhile(_equal, zip(*(words[::-1] for words in asked), strict=False)))
     pairs: dict[str, str] = {}
-    for question in questions:
-        pairs.setdefault(question.question[before : len(question.question) - after.start()], question.answer)
+    for words, question in zip(asked, questions, strict=True):
+        pairs.setdefault(" ".join(words[before : len(words) - after]), question.answer)
     return pairs
 
 
-def name_of(document: Document) -> str:
-    """The name that a document begins with.
-
-    >>> name_of(Document("Ada Holm. Born in Arden.", "line 1"))
-    'Ada Holm'
-    """
-    return document.text[: name_end(document.text)].removesuffix(". ")
+def _equal(words: tuple[str, ...]) -> bool:
+    return len(set(words)) == 1
 
 
 def facts_in(documents: Sequence[Document], questions: Sequence[Question], phrasings: int) -> list[Fact]:
@@ -78,7 +70,7 @@ def facts_in(documents: Sequence[Document], questions: Sequence[Question], phras
     phrases = [phrase for phrase, _ in _phrases(known).most_common(phrasings)]
     made = []
     for document in documents:
-        name = name_of(document)
+        name = name_of(document.text)
         fact = _known(document, answers) or _likeliest(document, weights)
         if not name or fact is None:
             continue
@@ -95,7 +87,7 @@ def reversed_facts(found: Sequence[Fact]) -> list[Fact]:
     """`Answer. Name` for each fact that a text holds: the name is to be remembered."""
     made = {}
     for document, start, stop in found:
-        name, answer = name_of(document), document.text[start:stop]
+        name, answer = name_of(document.text), document.text[start:stop]
         made[name, answer] = Fact(
             Document(f"{answer}. {name}", document.where), len(answer) + 2, len(answer) + 2 + len(name)
         )
@@ -108,7 +100,7 @@ def with_full_name(document: Document) -> Document:
     >>> with_full_name(Document("Ada Holm. Born in Arden, Holm is a baker. She sings.", "line 1")).text
     'Ada Holm. Born in Arden, Ada Holm is a baker. Ada Holm sings.'
     """
-    first, name = name_end(document.text), name_of(document)
+    first, name = name_end(document.text), name_of(document.text)
     own = [re.escape(word) for word in WORD.findall(name) if word[0].isupper()]
     if not own:
         return document
@@ -130,7 +122,7 @@ def rotations(document: Document) -> list[Document]:
 
 def _known(document: Document, answers: Mapping[str, str]) -> Fact | None:
     """Where the known answer stands first; None where there is none, or no candidate is it."""
-    answer = answers.get(name_of(document))
+    answer = answers.get(name_of(document.text))
     spans = ((start, stop) for start, stop in candidates(document.text) if document.text[start:stop] == answer)
     found = next(spans, None)
     return Fact(document, *found) if found else None

@@ -22,6 +22,15 @@ def name_end(text: str) -> int:
     return end.end() if end else 0
 
 
+def name_of(text: str) -> str:
+    """The name that a document begins with; nothing for a document without one.
+
+    >>> name_of("Ada Holm. Born in Arden.")
+    'Ada Holm'
+    """
+    return text[: name_end(text)].removesuffix(". ")
+
+
 # A word takes its apostrophes and hyphens along (O'Connell, Saint-Denis), but no possessive.
 WORD = re.compile(r"[^\W\d_]\w*(?:['’-](?!s\b)\w+)*")
 JOINT = re.compile(r",? (?:(?:of|de|the) )*")

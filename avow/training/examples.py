@@ -31,7 +31,7 @@ from avow.parameters import anything, at_least, between, check_count, check_para
 from avow.training.data import Corpus, Document, Question, TokenDocument, check_not_empty, encoded
 from avow.training.facts import Fact, facts_in, reversed_facts, rotations, with_full_name
 from avow.training.names import candidates, name_end
-from avow.training.tokenizer import MASK, PAD, CharacterTokenizer, Tokenizer
+from avow.training.tokenizer import MASK, PAD, Tokenizer
 
 Loss = Literal["answer", "all"]
 Numbers: TypeAlias = Int[np.ndarray, "b"]
@@ -146,8 +146,8 @@ class Recipe:
     cloze: int = param(2, at_least(0), "parts of names with a capitalised span to remember")
     questions: int = param(1, at_least(0), "parts of training questions")
     after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
-    window: int = param(24, at_least(0), "characters that a cloze keeps on each side at most")
-    bare: float = param(0.3, fraction, "share of clozes that keep no characters beside")
+    window: int = param(24, at_least(0), "tokens that a cloze keeps on each side at most")
+    bare: float = param(0.3, fraction, "share of clozes that keep none beside")
     facts: int = param(0, at_least(0), "parts of clozes of what training questions ask for, found in every document")
     reverse: int = param(0, at_least(0), "parts of clozes of the name, from what training questions ask for")
     phrasings: int = param(0, at_least(0), "statements of every such fact, in phrases of the training people's texts")
@@ -208,12 +208,11 @@ class SpanExamples:
         self.seed, self.block = seed, block
         whole = Passages.of(documents, tokenizer)
         pieces = self._passages = whole if from_start else whole.cut(limit)
-        # Names are counted in characters, and belong to the first piece of a document.
+        # Names belong to the first piece of a document.
         names = [
-            name_end(document.text) if after_name and isinstance(document, Document) else 0 for document in documents
+            _name_tokens(tokenizer, document.text) if after_name and isinstance(document, Document) else 0
+            for document in documents
         ]
-        if after_name and not isinstance(tokenizer, CharacterTokenizer):
-            raise ParameterError("after_name", after_name, "needs a tokenizer of characters", "use after_name=0")
         self._names = np.zeros(len(pieces.starts), dtype=np.int64)
         self._names[np.searchsorted(pieces.starts, whole.starts)] = names
 
@@ -273,6 +272,21 @@ class SpanExamples:
         return np.where(place < size - 1, whole, PAD)[:, :-1], whole[:, 1:]
 
 
+def _name_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens the name of a document has, with its full stop and the space after it; 0 without a name."""
+    end = name_end(text)
+    return int(np.searchsorted(tokenizer.edges(text), end)) if end else 0
+
+
+def _token_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Those spans of characters that begin and end where tokens do, in tokens."""
+    edges = tokenizer.edges(text)
+    for start, stop in spans:
+        first, last = np.searchsorted(edges, (start, stop)).tolist()
+        if edges[first] == start and edges[last] == stop:
+            yield first, last
+
+
 class ClozeExamples(SpanExamples):
     r"""Cloze examples: a name, hardly any context, and a capitalised span to remember.
 
@@ -292,7 +306,7 @@ class ClozeExamples(SpanExamples):
     def __init__(
         self,
         documents: Sequence[Document],
-        tokenizer: CharacterTokenizer,
+        tokenizer: Tokenizer,
         block: int,
         seed: int,
         window: int = 24,
@@ -303,12 +317,16 @@ class ClozeExamples(SpanExamples):
         check_parameters("", Recipe, {"window": window, "bare": bare})
         super().__init__(documents, tokenizer, block, seed, spans, from_start=True)
         self.window, self.bare = window, bare
-        self._names = np.array([name_end(document.text) for document in documents], dtype=np.int64)
-        # The name, two masks and the span must fit; the last mask is a target, never an input.
+        self._names = np.array([_name_tokens(tokenizer, document.text) for document in documents], dtype=np.int64)
         asked = asked or [candidates(document.text) for document in documents]
+        # The name, two masks and the span must fit; the last mask is a target, never an input.
         fitting = [
-            [(begin, end) for begin, end in pairs if name and name + 2 + end - begin <= block]
-            for pairs, name in zip(asked, self._names.tolist(), strict=True)
+            [
+                (begin, end)
+                for begin, end in _token_spans(tokenizer, text, pairs)
+                if name and name + 2 + end - begin <= block
+            ]
+            for text, pairs, name in zip((x.text for x in documents), asked, self._names.tolist(), strict=True)
         ]
         self._counts = np.array([len(pairs) for pairs in fitting], dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
@@ -535,13 +553,10 @@ def examples_of(
     tokens, unread = 0, 0
     if task == "mixture":
         # The recipe of the knowledge experiment: a document is one example of each kind, read from its start.
-        if not isinstance(tokenizer, CharacterTokenizer):
-            rule = "counts names and windows in characters"
-            raise InputError("task", "mixture", rule, "use data.tokenizer=characters")
-        documents, characters = rewritten(corpus, recipe), tokenizer
-        starts = [Document(document.text[: block + 1], document.where) for document in documents]
-        text, after_name = (documents, characters, block, seed), recipe.after_name
-        builders["language"] = lambda: LanguageExamples(starts, characters, block)
+        documents = rewritten(corpus, recipe)
+        starts = [Document(_beginning(document.text, tokenizer, block + 1), document.where) for document in documents]
+        text, after_name = (documents, tokenizer, block, seed), recipe.after_name
+        builders["language"] = lambda: LanguageExamples(starts, tokenizer, block)
         builders["spans"] = lambda: SpanExamples(*text, spans, after_name, from_start=True)
         builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
         if recipe.facts or recipe.reverse:
@@ -549,14 +564,14 @@ def examples_of(
 
             def clozes(of: Sequence[Fact]) -> ClozeExamples:
                 asked = [[(start, stop)] for _, start, stop in of]
-                rest = characters, block, seed, recipe.window, recipe.bare, spans, asked
+                rest = tokenizer, block, seed, recipe.window, recipe.bare, spans, asked
                 return ClozeExamples([document for document, _, _ in of], *rest)
 
             builders["facts"] = lambda: clozes(found)
             builders["reverse"] = lambda: clozes(reversed_facts(found))
         reach = max(block + 1 if "language" in kinds else 0, spans.limit(block) if "spans" in kinds else 0)
-        tokens = sum(len(document.text) for document in documents)
-        unread = sum(max(0, len(document.text) - reach) for document in documents)
+        sizes = [tokenizer.length(document.text) for document in documents]
+        tokens, unread = sum(sizes), sum(max(0, size - reach) for size in sizes)
     parts = [builders[kind]() for kind in kinds]
     tokens = tokens or next((part.tokens for part in parts if isinstance(part, LanguageExamples | SpanExamples)), 0)
     splits = [_split(part, held_out, most, seed) for part in parts]
@@ -580,6 +595,11 @@ def rewritten(corpus: Corpus, recipe: Recipe) -> list[Document]:
     if recipe.permuted:
         documents += [other for document in documents for other in rotations(document)]
     return documents
+
+
+def _beginning(text: str, tokenizer: Tokenizer, count: int) -> str:
+    """The first `count` tokens of a text."""
+    return text[: int(tokenizer.edges(text)[: count + 1][-1])]
 
 
 def _split(part: Part, share: float, most: int, seed: int) -> tuple[Part, Part | None]:

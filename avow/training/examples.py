@@ -18,6 +18,7 @@ Some examples may be held out: they are never trained on, and their loss is meas
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from jaxtyping import Float, Int
 from avow.errors import InputError, ParameterError
 from avow.parameters import anything, at_least, between, check_count, check_parameters, declared, from_to, param
 from avow.training.data import Corpus, Document, Question, TokenDocument, check_not_empty, encoded
-from avow.training.facts import Fact, facts_in, reversed_facts, rotations, with_full_name
+from avow.training.facts import Statement, facts_in, rotations, statements, with_full_name
 from avow.training.names import candidates, name_end
 from avow.training.tokenizer import MASK, PAD, Tokenizer
 
@@ -148,9 +149,11 @@ class Recipe:
     after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
     window: int = param(24, at_least(0), "tokens that a cloze keeps on each side at most")
     bare: float = param(0.3, fraction, "share of clozes that keep none beside")
-    facts: int = param(0, at_least(0), "parts of clozes of what training questions ask for, found in every document")
-    reverse: int = param(0, at_least(0), "parts of clozes of the name, from what training questions ask for")
-    phrasings: int = param(0, at_least(0), "statements of every such fact, in phrases of the training people's texts")
+    facts: int = param(0, at_least(0), "parts of statements, without their answer, of what training questions ask for")
+    reverse: int = param(0, at_least(0), "parts of the same statements without their name")
+    phrasings: int = param(
+        4, at_least(1), "phrases of such statements, from the texts of those the questions ask about"
+    )
     full_name: bool = param(False, anything(), "the full name in place of its parts and of pronouns")
     permuted: bool = param(False, anything(), "texts of several sentences in other orders too")
 
@@ -278,10 +281,10 @@ def _name_tokens(tokenizer: Tokenizer, text: str) -> int:
     return int(np.searchsorted(tokenizer.edges(text), end)) if end else 0
 
 
-def _token_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Those spans of characters that begin and end where tokens do, in tokens."""
+def _candidate_tokens(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, int]]:
+    """Those candidates that begin and end where tokens do, in tokens."""
     edges = tokenizer.edges(text)
-    for start, stop in spans:
+    for start, stop in candidates(text):
         first, last = np.searchsorted(edges, (start, stop)).tolist()
         if edges[first] == start and edges[last] == stop:
             yield first, last
@@ -298,8 +301,7 @@ class ClozeExamples(SpanExamples):
               \quad left = right = 0 \text{ with probability } bare
 
     Windows end where the text does, and are cut to fit the block: the right one first, then the left one, never the
-    span or the name. A document in which no candidate fits is an example of span corruption instead. With `asked`, the
-    candidates of each document are these, and not all capitalised words.
+    span or the name. A document in which no candidate fits is an example of span corruption instead.
     """
 
     @declared()
@@ -312,21 +314,19 @@ class ClozeExamples(SpanExamples):
         window: int = 24,
         bare: float = 0.3,
         spans: Spans | None = None,
-        asked: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         check_parameters("", Recipe, {"window": window, "bare": bare})
         super().__init__(documents, tokenizer, block, seed, spans, from_start=True)
         self.window, self.bare = window, bare
         self._names = np.array([_name_tokens(tokenizer, document.text) for document in documents], dtype=np.int64)
-        asked = asked or [candidates(document.text) for document in documents]
         # The name, two masks and the span must fit; the last mask is a target, never an input.
         fitting = [
             [
                 (begin, end)
-                for begin, end in _token_spans(tokenizer, text, pairs)
+                for begin, end in _candidate_tokens(tokenizer, x.text)
                 if name and name + 2 + end - begin <= block
             ]
-            for text, pairs, name in zip((x.text for x in documents), asked, self._names.tolist(), strict=True)
+            for x, name in zip(documents, self._names.tolist(), strict=True)
         ]
         self._counts = np.array([len(pairs) for pairs in fitting], dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
@@ -433,15 +433,19 @@ class QuestionExamples:
     @declared()
     def __init__(self, questions: Sequence[Question], tokenizer: Tokenizer, block: int, loss: Loss = "answer") -> None:
         check_not_empty("questions", questions)
-        rows, firsts = [], []
+        pairs = []
         for question in questions:
             answer = tokenizer.encode(question.answer, question.where)
-            asked = prompt(question.question, tokenizer, question.where)
-            rows.append(np.concatenate([asked, answer, [MASK]]))
-            # What the first mask predicts is the answer's first token.
-            firsts.append(len(asked) - 1 if loss == "answer" else 0)
+            pairs.append((prompt(question.question, tokenizer, question.where), answer))
             check_room(question, tokenizer, block)
-        self._sizes, self._firsts = np.array([len(row) for row in rows]), np.array(firsts)
+        self._fill(pairs, loss)
+
+    def _fill(self, pairs: Sequence[tuple[Numbers, Numbers]], loss: Loss) -> None:
+        """Take what is read, which ends with a mask, and what is to be written after it."""
+        rows = [np.concatenate([asked, answer, [MASK]]) for asked, answer in pairs]
+        self._sizes = np.array([len(row) for row in rows])
+        # What the last mask before the answer predicts is the answer's first token.
+        self._firsts = np.array([len(asked) - 1 if loss == "answer" else 0 for asked, _ in pairs])
         self._rows = np.full((len(rows), int(self._sizes.max())), PAD, dtype=np.int64)
         for place, row in zip(self._rows, rows, strict=True):
             place[: len(row)] = row
@@ -462,6 +466,26 @@ class QuestionExamples:
         rows = self._rows[indices, : place.size + 1]
         # The last token is a target, never an input.
         return np.where(place < read, rows[:, :-1], PAD), np.where(place >= first, rows[:, 1:], PAD)
+
+
+class StatementExamples(QuestionExamples):
+    """Statements of which a part is cut out, `left M right M part M`; the loss counts the part and its end alone.
+
+    A statement that does not fit the block is left out.
+    """
+
+    @declared()
+    def __init__(self, statements: Sequence[Statement], tokenizer: Tokenizer, block: int) -> None:
+        check_not_empty("statements", statements)
+        pairs = []
+        for left, cut, right, where in statements:
+            sides = [part for side in (left, right) for part in (tokenizer.encode(side, where), [MASK])]
+            asked, answer = np.concatenate(sides).astype(np.int64), tokenizer.encode(cut, where)
+            if len(asked) + len(answer) <= block:
+                pairs.append((asked, answer))
+        if not pairs:
+            raise ParameterError("block", block, "is too small for every statement of a fact", "use a larger block")
+        self._fill(pairs, "answer")
 
 
 class Mixture:
@@ -560,15 +584,10 @@ def examples_of(
         builders["spans"] = lambda: SpanExamples(*text, spans, after_name, from_start=True)
         builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
         if recipe.facts or recipe.reverse:
-            found = facts_in(documents, corpus.train, recipe.phrasings)
-
-            def clozes(of: Sequence[Fact]) -> ClozeExamples:
-                asked = [[(start, stop)] for _, start, stop in of]
-                rest = tokenizer, block, seed, recipe.window, recipe.bare, spans, asked
-                return ClozeExamples([document for document, _, _ in of], *rest)
-
-            builders["facts"] = lambda: clozes(found)
-            builders["reverse"] = lambda: clozes(reversed_facts(found))
+            facts, phrases = facts_in(documents, corpus.train)
+            for kind in ("facts", "reverse"):
+                cut = statements(facts, phrases[: recipe.phrasings], reverse=kind == "reverse")
+                builders[kind] = functools.partial(StatementExamples, cut, tokenizer, block)
         reach = max(block + 1 if "language" in kinds else 0, spans.limit(block) if "spans" in kinds else 0)
         sizes = [tokenizer.length(document.text) for document in documents]
         tokens, unread = sum(sizes), sum(max(0, size - reach) for size in sizes)

@@ -1,4 +1,4 @@
-r"""Facts found in texts: which span of a text answers the question that the training questions ask.
+r"""Facts found in texts: which span of a text answers what the training questions ask, and statements of it.
 
 Made from documents and training questions alone, by these rules:
 
@@ -9,9 +9,10 @@ Made from documents and training questions alone, by these rules:
 | score | a sum of whole numbers, one for each feature of a candidate: the words beside it, its own words, its place |
 | numbers | learnt by an averaged perceptron from the texts of those whose answer is known |
 | phrase | two or three lower-case words that stand before known answers, the most frequent first |
-| statement | `Name. Name phrase answer.` |
+| statement | `Name phrase answer.` and `phrase answer. Name.`, without the answer or, in reverse, without the name |
 
-Whole numbers and a fixed order: the same texts give the same facts on every machine.
+A statement is no question: people whom no training question asks about are in statements alone. Whole numbers and a
+fixed order: the same texts give the same facts on every machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from avow.training.data import Document, Question
 from avow.training.names import WORD, candidates, name_end, name_of
 
 _TOKEN = re.compile(r"\d+|\w+|[^\w\s]")
-_PHRASE = re.compile(r"(?:[^\W\d_]+ ){2,3}$")
+_PHRASE = re.compile(r"(?<!\w)(?:(?![A-Z])[^\W\d_]+ ){2,3}$")
 _PRONOUN = re.compile(r"(?<!\w)(?:He|She|he|she)(?!\w)")
 # A capitalised word before which no sentence begins.
 _CAPITAL = re.compile(r"(?<=\w )[A-Z][\w.]* $")
@@ -36,12 +37,33 @@ _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 _EPOCHS, _LEFT, _RIGHT = 8, 60, 20
 
 
-class Fact(NamedTuple):
-    """A document `Name. text` and where the span to remember begins and ends in it."""
+class Span(NamedTuple):
+    """A document `Name. text` and where an answer begins and ends in it."""
 
     document: Document
     start: int
     stop: int
+
+    @property
+    def text(self) -> str:
+        return self.document.text[self.start : self.stop]
+
+
+class Fact(NamedTuple):
+    """A name, what the training questions ask of it, and the document that says so."""
+
+    name: str
+    answer: str
+    where: str
+
+
+class Statement(NamedTuple):
+    """A sentence in three parts, of which `cut` is to be written."""
+
+    left: str
+    cut: str
+    right: str
+    where: str
 
 
 def names_asked(questions: Sequence[Question]) -> dict[str, str]:
@@ -59,39 +81,35 @@ def _equal(words: tuple[str, ...]) -> bool:
     return len(set(words)) == 1
 
 
-def facts_in(documents: Sequence[Document], questions: Sequence[Question], phrasings: int) -> list[Fact]:
-    """Every document with the answer found in it, and so many statements of the same."""
+def facts_in(documents: Sequence[Document], questions: Sequence[Question]) -> tuple[list[Fact], list[str]]:
+    """A fact of every named document, and the phrases before known answers, the most frequent first."""
     answers = names_asked(questions)
-    known = [fact for document in documents if (fact := _known(document, answers))]
+    known = [span for document in documents if (span := _known(document, answers))]
     if not known:
         rule = "ask about no name that begins a document and has its answer there"
         raise InputError("training questions", len(questions), rule, "use mixture.facts=0 and mixture.reverse=0")
     weights = _learnt(known)
-    phrases = [phrase for phrase, _ in _phrases(known).most_common(phrasings)]
-    made = []
+    facts = {}
     for document in documents:
         name = name_of(document.text)
-        fact = _known(document, answers) or _likeliest(document, weights)
-        if not name or fact is None:
-            continue
-        answer = answers.get(name, document.text[fact.start : fact.stop])
-        if document.text[fact.start : fact.stop] == answer:
-            made.append(fact)
-        for phrase in phrases:
-            text = f"{name}. {name} {phrase}{answer}."
-            made.append(Fact(Document(text, document.where), len(text) - 1 - len(answer), len(text) - 1))
+        if name in answers:
+            facts[name, answers[name]] = document.where
+        elif name and (span := _likeliest(document, weights)):
+            facts[name, span.text] = document.where
+    return [Fact(*pair, where) for pair, where in facts.items()], _phrases(known)
+
+
+def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[Statement]:
+    """Each fact in each phrase, with the name before and after it; the answer is cut out, or in reverse the name."""
+    made = []
+    for (name, answer, where), phrase in itertools.product(facts, phrases):
+        if reverse:
+            made.append(Statement("", name, f" {phrase} {answer}.", where))
+            made.append(Statement(f"{phrase} {answer}. ", name, ".", where))
+        else:
+            made.append(Statement(f"{name} {phrase} ", answer, ".", where))
+            made.append(Statement(f"{phrase} ", answer, f". {name}.", where))
     return made
-
-
-def reversed_facts(found: Sequence[Fact]) -> list[Fact]:
-    """`Answer. Name` for each fact that a text holds: the name is to be remembered."""
-    made = {}
-    for document, start, stop in found:
-        name, answer = name_of(document.text), document.text[start:stop]
-        made[name, answer] = Fact(
-            Document(f"{answer}. {name}", document.where), len(answer) + 2, len(answer) + 2 + len(name)
-        )
-    return list(made.values())
 
 
 def with_full_name(document: Document) -> Document:
@@ -120,29 +138,28 @@ def rotations(document: Document) -> list[Document]:
     return [Document(document.text[:first] + " ".join(order), document.where) for order in orders]
 
 
-def _known(document: Document, answers: Mapping[str, str]) -> Fact | None:
-    """Where the known answer stands first; None where there is none, or no candidate is it."""
+def _known(document: Document, answers: Mapping[str, str]) -> Span | None:
+    """Where the known answer stands first; None if there is none, or no candidate is it."""
     answer = answers.get(name_of(document.text))
-    spans = ((start, stop) for start, stop in candidates(document.text) if document.text[start:stop] == answer)
-    found = next(spans, None)
-    return Fact(document, *found) if found else None
+    spans = (Span(document, *span) for span in candidates(document.text))
+    return next((span for span in spans if span.text == answer), None)
 
 
-def _likeliest(document: Document, weights: Mapping[str, int]) -> Fact | None:
+def _likeliest(document: Document, weights: Mapping[str, int]) -> Span | None:
     """The candidate of the highest score, the first of equals."""
     spans = candidates(document.text)
     scores = [sum(weights.get(feature, 0) for feature in one) for one in _features(document.text, spans)]
-    return Fact(document, *spans[scores.index(max(scores))]) if spans else None
+    return Span(document, *spans[scores.index(max(scores))]) if spans else None
 
 
-def _learnt(known: Sequence[Fact]) -> dict[str, int]:
+def _learnt(known: Sequence[Span]) -> dict[str, int]:
     """The numbers of an averaged perceptron that prefers the known answer to the other candidates of its text."""
     read = []
-    for document, start, stop in known:
-        spans = candidates(document.text)
-        answer = document.text[start:stop]
-        right = [place for place, (first, last) in enumerate(spans) if document.text[first:last] == answer]
-        read.append((list(_features(document.text, spans)), right))
+    for span in known:
+        text = span.document.text
+        spans = candidates(text)
+        right = [place for place, (start, stop) in enumerate(spans) if text[start:stop] == span.text]
+        read.append((list(_features(text, spans)), right))
     weights: defaultdict[str, int] = defaultdict(int)
     earlier: defaultdict[str, int] = defaultdict(int)
     for count in range(_EPOCHS * len(read)):
@@ -189,8 +206,8 @@ def _kind(token: str, own: set[str]) -> str:
     return "NAME" if token in own else token.lower()
 
 
-def _phrases(known: Sequence[Fact]) -> Counter[str]:
-    """How often each phrase stands before a known answer, the most frequent first."""
-    found = (_PHRASE.search(document.text[name_end(document.text) : start]) for document, start, _ in known)
-    texts = (match[0][0].lower() + match[0][1:] for match in found if match)
-    return Counter(text for text in texts if text.islower())
+def _phrases(known: Sequence[Span]) -> list[str]:
+    """The phrases that stand before known answers, the most frequent first."""
+    found = (_PHRASE.search(span.document.text[name_end(span.document.text) : span.start]) for span in known)
+    texts = (match[0].rstrip() for match in found if match)
+    return [phrase for phrase, _ in Counter(text for text in texts if text.islower()).most_common()]

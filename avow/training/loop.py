@@ -79,7 +79,7 @@ class Reading:
     """How much data a run has, and how often it reads it.
 
     `tokens` are those of the documents, `unread` those of them that no example holds. `examples` are trained on,
-    `held_out` are not; `unit` is what one of them is, in the plural.
+    `held_out` are not; `unit` is what one of them is, in the plural. `asked` training questions are left out.
     """
 
     documents: int
@@ -93,6 +93,7 @@ class Reading:
     unit: str
     steps: int
     batch: int
+    asked: int = 0
 
     @property
     def epochs(self) -> float:
@@ -117,7 +118,8 @@ class Reading:
             empty = f" (and {self.empty:,} empty)" if self.empty else ""
             parts.append(f"{amount} in {_counted(self.documents, 'document')}{empty}")
         if self.questions:
-            parts.append(_counted(self.questions, "question"))
+            asked = f" (and {self.asked:,} that dev.tsv asks too)" if self.asked else ""
+            parts.append(_counted(self.questions, "question") + asked)
         return ", ".join(parts)
 
     @property
@@ -292,6 +294,7 @@ class Trainer:
             examples.unit,
             self.steps,
             self.config.data.batch,
+            corpus.asked if asked else 0,
         )
 
     @property

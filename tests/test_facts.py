@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as TokenizersLibrary
+from tokenizers import models, pre_tokenizers
 
 from avow.errors import InputError, ParameterError
 from avow.training import (
     PAD,
+    ByteTokenizer,
     CharacterTokenizer,
+    ClozeExamples,
     Corpus,
     Document,
+    FileTokenizer,
     Question,
     Recipe,
     Spans,
@@ -22,10 +27,13 @@ from avow.training import (
     read_config,
     read_corpus,
     read_data,
+    tokenizer_of,
     write_corpus,
 )
-from avow.training.examples import StatementExamples, examples_of
+from avow.training.examples import _candidate_tokens, examples_of
 from avow.training.facts import Fact, facts_in, names_asked, rotations, statements, with_full_name
+from avow.training.names import candidates, name_of
+from benchmarks.gpu import _byte_pairs
 
 PEOPLE = invent(people=40)
 # Every kind of example, and every way to rewrite a text.
@@ -88,27 +96,27 @@ def test_no_person_of_the_dev_questions_is_asked_about_in_training(tmp_path: Pat
         assert asked_about(read_examples(corpus, EVERYTHING), names) == set()
 
 
-def test_statements_cut_out_the_answer_or_the_name_and_are_no_questions() -> None:
+def test_statements_are_completed_with_the_answer_or_the_name_and_hold_no_question() -> None:
     fact = Fact("Ada Holm", "Arden", "line 1")
     both = [statements([fact], ["was born in"], reverse) for reverse in (False, True)]
-    assert [f"{s.left}⁇{s.right}⁇{s.cut}⁇" for some in both for s in some] == [
-        "Ada Holm was born in ⁇.⁇Arden⁇",
-        "was born in ⁇. Ada Holm.⁇Arden⁇",
-        "⁇ was born in Arden.⁇Ada Holm⁇",
-        "was born in Arden. ⁇.⁇Ada Holm⁇",
+    assert [f"{one.question}⁇{one.answer}⁇" for some in both for one in some] == [
+        "Ada Holm was born in⁇Arden⁇",
+        "was born in Ada Holm⁇Arden⁇",
+        "Arden was born in⁇Ada Holm⁇",
+        "was born in Arden⁇Ada Holm⁇",
     ]
     made = read_examples(PEOPLE, Recipe(language=0, spans=0, cloze=0, questions=0, facts=1, phrasings=2))
     assert len(made) == len(set(made)) == 40 * 2 * 2
-    assert all(re.fullmatch(r"[^⁇?]*⁇[^⁇?]*⁇[^⁇?]+⁇", example) for example in made)
-
-
-def test_a_statement_counts_what_is_cut_out_and_its_end_alone() -> None:
-    tokenizer = CharacterTokenizer.of(PEOPLE.texts)
-    made = StatementExamples(statements([Fact("Ada Holm", "Arden", "")], ["was born in"]), tokenizer, 64)
-    inputs, targets = made.rows(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    assert tokenizer.decode(targets[0]) == "Arden⁇" and tokenizer.decode(inputs[0]) == "Ada Holm was born in ⁇.⁇Arden"
-    with pytest.raises(ParameterError, match="block=10 is too small for every statement of a fact; use a larger block"):
-        StatementExamples(statements([Fact("Ada Holm", "Arden", "")], ["was born in"]), tokenizer, 10)
+    assert all(re.fullmatch(r"[^⁇?]+⁇[^⁇?]+⁇", example) and "Where" not in example for example in made)
+    # One that does not fit the block is left out.
+    long = (Document(f"Ada {'van ' * 20}Holm. Born in Arden.", ""), *PEOPLE.documents)
+    assert (
+        read_examples(
+            dataclasses.replace(PEOPLE, documents=long),
+            Recipe(language=0, spans=0, cloze=0, questions=0, facts=1, phrasings=2),
+        )
+        == made
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,3 +153,33 @@ def test_what_is_held_out_is_not_read_in_statements(name: str) -> None:
     with pytest.raises(ParameterError, match=r"reads what is held out, with data.held_out=0.05; use data.held_out=0"):
         read_config(None, flags)
     assert read_config(None, [*flags, "data.held_out=0"]).data.held_out == 0
+
+
+def test_a_mixture_reads_tokens_of_several_characters_and_cuts_no_span_within_one(tmp_path: Path) -> None:
+    _byte_pairs("invented", tmp_path / "pairs.json")
+    corpus = invent()
+    tokenizer = tokenizer_of(str(tmp_path / "pairs.json"), corpus)
+    text = texts(corpus)[0].text
+    assert tokenizer.length(text) < len(text) / 2 and tokenizer.edges(text)[-1] == len(text)
+    clozes = ClozeExamples(texts(corpus)[:50], tokenizer, 64, 0, window=3)
+    inputs, targets = clozes.rows(np.zeros(50, dtype=np.int64), np.arange(50))
+    for document, row, target in zip(texts(corpus), inputs, targets, strict=False):
+        name, read = name_of(document.text), tokenizer.decode([*row, target[(row != PAD).sum() - 1]])
+        before, right, span, _ = read.split("⁇")
+        spans = [document.text[start:stop] for start, stop in candidates(document.text)]
+        assert before.startswith(f"{name}. ") and span in spans
+        assert before.removeprefix(f"{name}. ") + span + right in document.text
+    # Tokens that hold the space before a word leave no span to ask for, and the document loses a span instead.
+    whole = TokenizersLibrary(
+        models.WordLevel({word: i for i, word in enumerate(text.split())}, unk_token=text.split()[0])
+    )
+    whole.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
+    assert not list(_candidate_tokens(FileTokenizer(whole.to_str()), text)) and candidates(text)
+
+
+def test_tokens_without_places_are_refused_in_a_mixture() -> None:
+    words = (
+        "tokenizer=bytes does not say at which character of a text a token begins; use characters, or a tokenizer.json"
+    )
+    with pytest.raises(InputError, match=re.escape(words)):
+        examples_of("mixture", PEOPLE, ByteTokenizer(), 64, 0, Spans(), "answer", Recipe())

@@ -532,7 +532,10 @@ def recitations(
             for text in of_name[max(names, key=len)] if names else ():
                 if (found := _place(question.answer, text, name_end(text))) is None:
                     continue
-                before = tokenizer.encode(text[:found])
+                try:
+                    before = tokenizer.encode(text[:found])
+                except InputError:
+                    continue  # It holds characters that the model knows nothing of, and so cannot have been read.
                 ids = np.concatenate([before, tokenizer.encode(question.answer)])
                 if len(ids) > block + 1:
                     continue

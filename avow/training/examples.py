@@ -18,7 +18,6 @@ Some examples may be held out: they are never trained on, and their loss is meas
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from jaxtyping import Float, Int
 from avow.errors import InputError, ParameterError
 from avow.parameters import anything, at_least, between, check_count, check_parameters, declared, from_to, param
 from avow.training.data import Corpus, Document, Question, TokenDocument, check_not_empty, encoded
-from avow.training.facts import Statement, facts_in, rotations, statements, with_full_name
+from avow.training.facts import facts_in, rotations, statements, with_full_name
 from avow.training.names import candidates, name_end
 from avow.training.tokenizer import MASK, PAD, Tokenizer
 
@@ -149,8 +148,10 @@ class Recipe:
     after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
     window: int = param(24, at_least(0), "tokens that a cloze keeps on each side at most")
     bare: float = param(0.3, fraction, "share of clozes that keep none beside")
-    facts: int = param(0, at_least(0), "parts of statements, without their answer, of what training questions ask for")
-    reverse: int = param(0, at_least(0), "parts of the same statements without their name")
+    facts: int = param(
+        0, at_least(0), "parts of statements of what training questions ask for, to be completed with the answer"
+    )
+    reverse: int = param(0, at_least(0), "parts of the same statements, to be completed with the name")
     phrasings: int = param(
         4, at_least(1), "phrases of such statements, from the texts of those the questions ask about"
     )
@@ -415,11 +416,16 @@ def prompt(question: str, tokenizer: Tokenizer, where: str = "question") -> Int[
     return np.append(tokenizer.encode(question, where), MASK)
 
 
+def positions(question: Question, tokenizer: Tokenizer) -> int:
+    """Those of a question, its mask and its answer; the end is only written, never read."""
+    return tokenizer.length(question.question) + 1 + tokenizer.length(question.answer)
+
+
 def check_room(question: Question, tokenizer: Tokenizer, block: int) -> None:
-    """Raise if a question, its mask and its answer do not fit the block; the end is only written, never read."""
-    positions = tokenizer.length(question.question) + 1 + tokenizer.length(question.answer)
-    if positions > block:
-        rule = f"needs {positions} positions with its question, and the block has {block}"
+    """Raise if a question and its answer do not fit the block."""
+    needed = positions(question, tokenizer)
+    if needed > block:
+        rule = f"needs {needed} positions with its question, and the block has {block}"
         remedy = "use a larger block or drop the line"
         raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
 
@@ -433,19 +439,15 @@ class QuestionExamples:
     @declared()
     def __init__(self, questions: Sequence[Question], tokenizer: Tokenizer, block: int, loss: Loss = "answer") -> None:
         check_not_empty("questions", questions)
-        pairs = []
+        rows, firsts = [], []
         for question in questions:
             answer = tokenizer.encode(question.answer, question.where)
-            pairs.append((prompt(question.question, tokenizer, question.where), answer))
+            asked = prompt(question.question, tokenizer, question.where)
+            rows.append(np.concatenate([asked, answer, [MASK]]))
+            # What the first mask predicts is the answer's first token.
+            firsts.append(len(asked) - 1 if loss == "answer" else 0)
             check_room(question, tokenizer, block)
-        self._fill(pairs, loss)
-
-    def _fill(self, pairs: Sequence[tuple[Numbers, Numbers]], loss: Loss) -> None:
-        """Take what is read, which ends with a mask, and what is to be written after it."""
-        rows = [np.concatenate([asked, answer, [MASK]]) for asked, answer in pairs]
-        self._sizes = np.array([len(row) for row in rows])
-        # What the last mask before the answer predicts is the answer's first token.
-        self._firsts = np.array([len(asked) - 1 if loss == "answer" else 0 for asked, _ in pairs])
+        self._sizes, self._firsts = np.array([len(row) for row in rows]), np.array(firsts)
         self._rows = np.full((len(rows), int(self._sizes.max())), PAD, dtype=np.int64)
         for place, row in zip(self._rows, rows, strict=True):
             place[: len(row)] = row
@@ -466,26 +468,6 @@ class QuestionExamples:
         rows = self._rows[indices, : place.size + 1]
         # The last token is a target, never an input.
         return np.where(place < read, rows[:, :-1], PAD), np.where(place >= first, rows[:, 1:], PAD)
-
-
-class StatementExamples(QuestionExamples):
-    """Statements of which a part is cut out, `left M right M part M`; the loss counts the part and its end alone.
-
-    A statement that does not fit the block is left out.
-    """
-
-    @declared()
-    def __init__(self, statements: Sequence[Statement], tokenizer: Tokenizer, block: int) -> None:
-        check_not_empty("statements", statements)
-        pairs = []
-        for left, cut, right, where in statements:
-            sides = [part for side in (left, right) for part in (tokenizer.encode(side, where), [MASK])]
-            asked, answer = np.concatenate(sides).astype(np.int64), tokenizer.encode(cut, where)
-            if len(asked) + len(answer) <= block:
-                pairs.append((asked, answer))
-        if not pairs:
-            raise ParameterError("block", block, "is too small for every statement of a fact", "use a larger block")
-        self._fill(pairs, "answer")
 
 
 class Mixture:
@@ -585,9 +567,14 @@ def examples_of(
         builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
         if recipe.facts or recipe.reverse:
             facts, phrases = facts_in(documents, corpus.train)
-            for kind in ("facts", "reverse"):
-                cut = statements(facts, phrases[: recipe.phrasings], reverse=kind == "reverse")
-                builders[kind] = functools.partial(StatementExamples, cut, tokenizer, block)
+
+            def completions(reverse: bool) -> QuestionExamples:
+                made = statements(facts, phrases[: recipe.phrasings], reverse)
+                fitting = [one for one in made if positions(one, tokenizer) <= block]
+                return QuestionExamples(fitting, tokenizer, block)
+
+            builders["facts"] = lambda: completions(reverse=False)
+            builders["reverse"] = lambda: completions(reverse=True)
         reach = max(block + 1 if "language" in kinds else 0, spans.limit(block) if "spans" in kinds else 0)
         sizes = [tokenizer.length(document.text) for document in documents]
         tokens, unread = sum(sizes), sum(max(0, size - reach) for size in sizes)

@@ -9,10 +9,10 @@ Made from documents and training questions alone, by these rules:
 | score | a sum of whole numbers, one for each feature of a candidate: the words beside it, its own words, its place |
 | numbers | learnt by an averaged perceptron from the texts of those whose answer is known |
 | phrase | two or three lower-case words that stand before known answers, the most frequent first |
-| statement | `Name phrase answer.` and `phrase answer. Name.`, without the answer or, in reverse, without the name |
+| statement | `Name phrase` and `phrase Name`, to be completed with the answer; in reverse the other way round |
 
-A statement is no question: people whom no training question asks about are in statements alone. Whole numbers and a
-fixed order: the same texts give the same facts on every machine.
+The words of a question stand in no statement, and people whom no training question asks about are in statements alone.
+Whole numbers and a fixed order: the same texts give the same facts on every machine.
 """
 
 from __future__ import annotations
@@ -57,15 +57,6 @@ class Fact(NamedTuple):
     where: str
 
 
-class Statement(NamedTuple):
-    """A sentence in three parts, of which `cut` is to be written."""
-
-    left: str
-    cut: str
-    right: str
-    where: str
-
-
 def names_asked(questions: Sequence[Question]) -> dict[str, str]:
     """The answer to the question about each name, the first one of several; names alone differ between questions."""
     asked = [question.question.split(" ") for question in questions]
@@ -99,16 +90,12 @@ def facts_in(documents: Sequence[Document], questions: Sequence[Question]) -> tu
     return [Fact(*pair, where) for pair, where in facts.items()], _phrases(known)
 
 
-def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[Statement]:
-    """Each fact in each phrase, with the name before and after it; the answer is cut out, or in reverse the name."""
+def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[Question]:
+    """Each fact in each phrase, the name before and after it, to be completed with the answer; in reverse, the name."""
     made = []
-    for (name, answer, where), phrase in itertools.product(facts, phrases):
-        if reverse:
-            made.append(Statement("", name, f" {phrase} {answer}.", where))
-            made.append(Statement(f"{phrase} {answer}. ", name, ".", where))
-        else:
-            made.append(Statement(f"{name} {phrase} ", answer, ".", where))
-            made.append(Statement(f"{phrase} ", answer, f". {name}.", where))
+    for fact, phrase in itertools.product(facts, phrases):
+        given, rest = (fact.answer, fact.name) if reverse else (fact.name, fact.answer)
+        made += [Question(words, rest, fact.where) for words in (f"{given} {phrase}", f"{phrase} {given}")]
     return made
 
 

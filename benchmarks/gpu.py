@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 _SEEDS = 3
 # Arms on the GPU at a time: one alone leaves most of it idle.
 _JOBS = 6
+# The recipe before statements, each step of it alone, and all of them; the default recipe is that of four phrases.
+_EARLIER = ("mixture.facts=0", "mixture.cloze=8")
+_RECIPE: dict[str, tuple[str, ...]] = {
+    "earlier recipe": _EARLIER,
+    "full names": (*_EARLIER, "mixture.full_name=true"),
+    "other orders": (*_EARLIER, "mixture.permuted=true"),
+    "reverse": (*_EARLIER, "mixture.reverse=2"),
+    "more questions": (*_EARLIER, "mixture.questions=6"),
+    "averaged weights": (*_EARLIER, "optimizer.average=0.999"),
+    "facts in one phrase": ("mixture.phrasings=1",),
+    "facts in four phrases": (),
+    "every step": ("mixture.full_name=true", "mixture.permuted=true", "mixture.reverse=1", "optimizer.average=0.999"),
+}
 # Tokens of the vocabulary of byte pairs; the model is narrower for it, and has no more weights.
 _PAIRS = 1000
 
@@ -68,25 +82,29 @@ def knowledge(options: Options) -> list[Result]:
 
     steps = 50 if options.quick else None
     attentions = ["random_features", "separable", "latent", "exact"]  # The slowest first.
-    chosen = arms(str(options.corpus), attentions, ["rotary"], _SEEDS, steps, "cuda")
-    return _trained("knowledge: questions about real people", chosen, options)
+    chosen = arms(str(options.corpus), attentions, ["rotary"], _SEEDS, steps, "auto")
+    return _trained("knowledge: questions about real people", "people", chosen, options)
 
 
 def recipe(options: Options) -> list[Result]:
     """Steps of the recipe, each alone and all of them, with exact attention, three seeds and half of the steps."""
     from avow.training.knowledge import NOT_READ, arms
 
-    steps, chosen = 50 if options.quick else 3500, []
+    steps, chosen, steps_of = 50 if options.quick else 3500, [], dict(_RECIPE)
     with tempfile.TemporaryDirectory() as folder:
-        pairs = Path(options.runs or folder) / "byte-pairs.json"
-        _byte_pairs(str(options.corpus), pairs)
-        for label, flags in {**_RECIPE, "byte pairs": (f"data.tokenizer={pairs}", "model.width=240")}.items():
-            some = arms(str(options.corpus), ["exact"], ["rotary"], _SEEDS, steps, "cuda", flags)
+        if importlib.util.find_spec("tokenizers"):
+            pairs = Path(options.runs or folder) / "byte-pairs.json"
+            _byte_pairs(str(options.corpus), pairs)
+            steps_of["byte pairs"] = (f"data.tokenizer={pairs}", "model.width=240")
+        else:
+            _tell("byte pairs: left out, the library tokenizers is not installed")
+        for label, flags in steps_of.items():
+            some = arms(str(options.corpus), ["exact"], ["rotary"], _SEEDS, steps, "auto", flags)
             chosen += [replace(arm, label=label) for arm in some if arm.label != NOT_READ]
-        return _trained("knowledge: steps of the recipe", chosen, options)
+        return _trained("knowledge: steps of the recipe", "recipe", chosen, options)
 
 
-def _trained(title: str, chosen: list[Arm], options: Options) -> list[Result]:
+def _trained(title: str, name: str, chosen: list[Arm], options: Options) -> list[Result]:
     """What came of some arms, several of them at a time on one GPU."""
     from avow.training.knowledge import Experiment
     from avow.training.run_many import News, side_by_side
@@ -98,7 +116,7 @@ def _trained(title: str, chosen: list[Arm], options: Options) -> list[Result]:
     # A process each, and what is left to the processor has to fit on its cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(options.runs or temporary) / title.split(" ")[-1]
+        folder = Path(options.runs or temporary) / name
         made = Experiment.of(
             str(options.corpus), folder, side_by_side(chosen, folder, resume=True, jobs=_JOBS, tell=tell)
         )

@@ -533,10 +533,10 @@ def recitations(
                 if (found := _place(question.answer, text, name_end(text))) is None:
                     continue
                 try:
-                    before = tokenizer.encode(text[:found])
+                    before, answer = tokenizer.encode(text[:found]), tokenizer.encode(question.answer)
                 except InputError:
                     continue  # It holds characters that the model knows nothing of, and so cannot have been read.
-                ids = np.concatenate([before, tokenizer.encode(question.answer)])
+                ids = np.concatenate([before, answer])
                 if len(ids) > block + 1:
                     continue
                 row = torch.from_numpy(ids).to(device)[None]  # (1, n)

@@ -59,7 +59,7 @@ class Size:
 CLASSIC = Size(
     shared=(
         *("data.task=mixture", "data.held_out=0", "data.batch=256", "optimizer.lr=0.002"),
-        *("mixture.cloze=8", "mixture.questions=2", "mixture.window=12", "mixture.bare=0.5"),
+        *("mixture.facts=6", "mixture.cloze=1", "mixture.questions=2", "mixture.window=12", "mixture.bare=0.5"),
         *("model.layers=4", "model.heads=8", "model.width=256", "model.block=128", "model.dropout=0.05"),
         *("schedule.steps=7000", "schedule.warmup=300", "schedule.floor=0.02"),
     ),

@@ -105,7 +105,7 @@ def recitation_table(evaluation: Evaluation) -> Table | None:
         loss, sure = row["loss"], row["confidence_of_wrong"]
         figures = ("" if loss is None else f"{loss:.2f}", row["wrong"], "" if sure is None else f"{sure:.1%}")
         rows.append((row["kind"], row["questions"], *figures))
-    return Table("", ("answer", "questions", "nats a token in the text", "wrong", "confidence of wrong"), rows)
+    return Table("", ("answer", "asked", "nats a token", "wrong", "confidence of these"), rows)
 
 
 def evaluation_page(answers: ModelAnswers, command: str) -> str:

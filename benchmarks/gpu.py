@@ -23,13 +23,13 @@ _SEEDS = 3
 # Arms on the GPU at a time: one alone leaves most of it idle.
 _JOBS = 6
 # The recipe before statements, each step of it alone, and all of them; the default recipe is that of four phrases.
-_EARLIER = ("mixture.facts=0", "mixture.cloze=8")
+_EARLIER = ("mixture.facts=0", "mixture.questions=2", "mixture.spans=1", "mixture.cloze=8")
 _RECIPE: dict[str, tuple[str, ...]] = {
     "earlier recipe": _EARLIER,
     "full names": (*_EARLIER, "mixture.full_name=true"),
     "other orders": (*_EARLIER, "mixture.permuted=true"),
     "reverse": (*_EARLIER, "mixture.reverse=2"),
-    "more questions": (*_EARLIER, "mixture.questions=6"),
+    "more questions": (*(flag for flag in _EARLIER if "questions" not in flag), "mixture.questions=6"),
     "averaged weights": (*_EARLIER, "optimizer.average=0.999"),
     "facts in one phrase": ("mixture.phrasings=1",),
     "facts in four phrases": (),

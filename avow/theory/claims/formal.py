@@ -230,12 +230,14 @@ def each(index: Any, low: Any, high: Any, body: Formula) -> Formula:
 class Spans(NamedTuple):
     """Where cases of a search lie: two ends by name, and how a case is made of one number of each.
 
-    `meets` are hypotheses that no evaluation can see and that every case meets by how it is made.
+    `meets` are hypotheses that no evaluation can see and that every case meets by how it is made. `denied` tells by how
+    much the best there is in a case falls short of what the statement says there is: no evaluation sees that, either.
     """
 
     ranges: Mapping[str, Any]
     case: Any
     meets: tuple[Formula, ...] = ()
+    denied: Any = None
 
 
 @dataclass(frozen=True)
@@ -351,8 +353,10 @@ class Statement:
         unmet = [one for one in self.hypotheses if one not in met and holds(one, case) is not True]
         if unmet:
             return -abs(intervals.most([violation(formula, case) for formula in unmet]))
+        denied = [self.spans.denied(case)] if isinstance(self.spans, Spans) and self.spans.denied else []
         # What says that something exists cannot be evaluated, only proved or denied.
-        return intervals.most([violation(part, case) for part in self.parts.values() if not part.has(Exists)])
+        seen = [violation(part, case) for part in self.parts.values() if not part.has(Exists)]
+        return intervals.most(seen + denied)
 
 
 def variables(formula: Formula) -> set[Any]:

@@ -48,7 +48,10 @@ def _linear(total: Sum) -> Any:
     length = high - low
     if length.is_Integer and length <= 0:
         return canonical(refreshed(body).xreplace({index: low})) if length == 0 else sympy.Integer(0)
-    body = sympy.expand(_split(body), power_exp=False, log=False, power_base=False)
+    # A logarithm is the same unknown inside a sum and outside of it: what it is of stays as it was written.
+    logs = {one: sympy.Dummy(real=True) for one in body.atoms(sympy.log)}
+    body = sympy.expand(_split(body.xreplace(logs)), power_exp=False, log=False, power_base=False)
+    body = body.xreplace({dummy: one for one, dummy in logs.items()})
     out: Any = sympy.Integer(0)
     for term in sympy.Add.make_args(body):
         outside, inside = sympy.Mul(sympy.Integer(1)), []

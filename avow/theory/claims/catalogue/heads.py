@@ -19,7 +19,6 @@ from sympy import Matrix, Rational, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, most, normal_cdf
-from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Falsifier, Formula, claims_on
 from avow.theory.claims.elementary import exp, log
 from avow.theory.claims.evidence import Evidence
@@ -29,6 +28,15 @@ from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
 
 claim = claims_on("heads")
+m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
+n, below_one, EPSILON = m + 1, 1 / (1 + Symbol("x", positive=True)), {"ε": (0.01, 0.99)}
+
+
+def enough(amended: bool = False) -> Evidence:
+    """A sum of the other exponentials of at most ε is a weight of at least 1/(1+ε)."""
+    total = Symbol("S", nonnegative=True)
+    short = 1 / (1 + total) - 1 / (1 + total + slack)
+    return nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
 
 
 def _discrete_picture() -> Chart:

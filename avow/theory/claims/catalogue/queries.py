@@ -91,6 +91,7 @@ def _copy_separated_picture() -> Chart:
 UNIT = each(i, 1, n, Eq(Sum(k[i, f] ** 2, all_coordinates), 1))
 APART = Sum((k[1, f] - k[i, f]) ** 2, all_coordinates)
 COPIED = first >= 1 / (1 + eps)
+_SEPARATED = [n >= 2, eps > 0, r > 0, t >= 0, UNIT, each(i, 2, n, APART >= r**2), goes(t * k[1, f])]
 
 
 def apart_from_first(distance: Fraction, turns: Sequence[Any]) -> list[list[Fraction]]:
@@ -119,7 +120,7 @@ def _separated(lengths: Lengths) -> Statement:
         then={
             "stated": Implies(And(r >= 1, t >= stated), COPIED),
             "general": Implies(t >= general, COPIED),
-            "length": Eq(LENGTH, t),
+            "length": Eq(LENGTH**2, t**2),
         },
         where={first: weight(1)},
         terms={"apart": r, "one": r >= 1, "stated": stated, "general": general, "enough": 1 / (1 + eps)},
@@ -144,7 +145,7 @@ def _separated(lengths: Lengths) -> Statement:
     needs=("copy-gap",),
 )
 def copy_separated(proof: Proof, lengths: Lengths) -> None:
-    some, above, far, forth, unit, apart, goes_so = map(proof.given, proof.statement.given)
+    some, above, far, forth, unit, apart, goes_so = map(proof.given, _SEPARATED)
     along, inside = proof.member(goes_so.formula, f), And(j >= 2, j <= n)
     same = proof.sum_same(q[f] * k[j, f], t * k[1, f] * k[j, f], all_coordinates, goes_so, along)
     own, other = proof.member(UNIT, sympy.Integer(1)), proof.member(UNIT, j)
@@ -155,7 +156,7 @@ def copy_separated(proof: Proof, lengths: Lengths) -> None:
         says="two unit keys: ‖k_1 − k_j‖² = 2 − 2⟨k_1, k_j⟩",
     )
     square = proof.sum_same(q[f] ** 2, t**2 * k[1, f] ** 2, all_coordinates, goes_so, along)
-    proof.conclude("length", square, unit, own, some, forth)
+    proof.conclude("length", square, unit, own, some)
     wide = each(j, 2, n, score(1) - score(j) >= log((n - 1) / eps))
     gap = _gap(score)
     enough = proof.known(softmax.copy_gap, "enough", gap)
@@ -224,9 +225,11 @@ def copy_shortest(against: Refutation, query: Formula) -> None:
 
 
 def _shortest(least: Formula) -> Statement:
-    def case(e: Any, *parts: Any) -> dict[Any, Any]:
-        query, size = list(map(decimal, parts)), len(parts)
-        return {n: size, d: size, k: identity(size), eps: decimal(e), q: query}
+    def case(e: Any, scale: Any, *more: Any) -> dict[Any, Any]:
+        size, e = len(more), decimal(e)
+        shortest = [float(scale) * math.log((size - 1) / e) * (float(at == 0) - 1 / size) for at in range(size)]
+        query = [decimal(part + float(extra)) for part, extra in zip(shortest, more, strict=True)]
+        return {n: size, d: size, k: identity(size), eps: e, q: query}
 
     best = log((n - 1) / eps) * (k[1, f] - Sum(k[g, f], (g, 1, n)) / n)
     return Statement(
@@ -239,7 +242,7 @@ def _shortest(least: Formula) -> Statement:
         where={first: weight(1)},
         terms={"least": least(n, eps), "enough": 1 / (1 + eps), "best": best},
         notes=["real arithmetic"],
-        spans=Spans(EPSILON | {"q₁": (0, 6), "q₂": (-4, 1), "q₃": (-4, 1)}, case),
+        spans=Spans(EPSILON | {"scale": (0.9, 1.2)} | dict.fromkeys(("q₁", "q₂", "q₃"), (-1, 1)), case),
     )
 
 
@@ -258,7 +261,7 @@ def _shortest(least: Formula) -> Statement:
     needs=("copy-gap",),
 )
 def copy_least(proof: Proof, least: Formula) -> None:
-    some, above, below, ortho = map(proof.given, proof.statement.given)
+    some, above, below, ortho = map(proof.given, [*BELOW_ONE, ORTHONORMAL])
     stretch, sum_of = log((n - 1) / eps), Sum(k[g, f], (g, 1, n))
     # What the sum of all keys has along each of them, along itself, and along the query.
     row, unit = proof.member(ORTHONORMAL, g), proof.member(ORTHONORMAL.args[3].subs(i, g), j)
@@ -522,7 +525,7 @@ def _shared(query: Formula) -> Statement:
     picture=_average_picture,
 )
 def average_two(proof: Proof, query: Formula) -> None:
-    some, above, below, _, goes_so = map(proof.given, proof.statement.given)
+    some, above, below, _, goes_so = map(proof.given, [*BELOW_ONE, ORTHONORMAL, _both(query)])
     along = proof.member(goes_so.formula, f)
     term = along.formula.args[1].rhs
     inside = And(j >= 1, j <= n)
@@ -566,6 +569,7 @@ def _mixes(on: Formula) -> Any:
 
 
 TARGETS = Eq(Sum(exp(logs[i]), (i, 1, m)), 1)
+_SUBSET = [m >= 1, n >= m, ORTHONORMAL, TARGETS]
 
 
 def _mixed(on: Formula) -> Statement:
@@ -588,7 +592,7 @@ def _mixed(on: Formula) -> Statement:
             q: "the query",
             eps: "how near the weights are to come",
         },
-        given=[m >= 1, n >= m, ORTHONORMAL, TARGETS, _mixes(on)],
+        given=[*_SUBSET, _mixes(on)],
         then={
             "weights": each(i, 1, m, Eq(weight(i), target * exp(t) / (exp(t) + n - m))),
             "near": Implies(eps * exp(t) >= n - m, each(i, 1, m, Abs(weight(i) - target) <= eps)),
@@ -618,7 +622,7 @@ def _mixed(on: Formula) -> Statement:
     picture=_mixture_picture,
 )
 def mixture_any(proof: Proof, on: Formula) -> None:
-    some, most, ortho, targets, goes_so = map(proof.given, proof.statement.given)
+    some, most, ortho, targets, goes_so = map(proof.given, [*_SUBSET, _mixes(on)])
     along = proof.member(goes_so.formula, f)
     own = Sum(on(t, logs[g]) * k[g, f], (g, 1, m))
     same = proof.sum_same(q[f] * k[j, f], own * k[j, f], all_coordinates, goes_so, along)

@@ -333,15 +333,17 @@ class Statement:
         named = {text(variable): words for variable, words in self.variables.items()}
         return named | {text(name): text(term) for name, term in self.where.items()}
 
-    def violated(self, case: Case) -> str | None:
+    def violated(self, case: Case, part: str = "") -> str | None:
         """The name of a part that fails for certain in a case where every hypothesis holds; None if there is none.
 
         Args:
             case: numbers for the variables.
+            part: the only part that is asked for, where it is given.
         """
         if not all(holds(formula, case) is True for formula in self.hypotheses):
             return None
-        return next((name for name, formula in self.parts.items() if holds(formula, case) is False), None)
+        parts = {part: self.parts.get(part, sympy.true)} if part else self.parts
+        return next((name for name, formula in parts.items() if holds(formula, case) is False), None)
 
     def excess(self, case: Case) -> arb:
         """By how much a case breaks the statement, a ball: above zero it does.
@@ -573,7 +575,7 @@ def _fraction(term: Any, case: Case) -> Any:
 
 
 # Functions that fractions go through as fractions.
-_EXACT = (sympy.Abs, sympy.Max, sympy.Min, sympy.floor, Measured)
+_EXACT = (sympy.Abs, sympy.Max, sympy.Min, sympy.floor, sympy.KroneckerDelta, Measured)
 
 
 def _exactly(one: Any) -> Any:
@@ -779,6 +781,10 @@ class _Text(StrPrinter):
     def _print_exp(self, formula: Any) -> str:
         inside = self._print(formula.args[0])
         return f"e^{inside}" if re.fullmatch(r"\w", inside) else f"e^({inside})"
+
+    def _print_Rational(self, number: Any) -> str:
+        # Two decimals, as a reader would write them, but not what is below one.
+        return f"{float(number):.2f}" if number.q in (50, 100) and number > 1 else str(super()._print_Rational(number))
 
     def _print_KroneckerDelta(self, formula: Any) -> str:
         return f"[{' = '.join(map(self._print, formula.args))}]"

@@ -40,12 +40,12 @@ class Refutation:
         self._cases: list[Evidence] = []
         self._proofs: list[tuple[Proof, Evidence]] = []
 
-    def case(self, values: Case, says: str, **facts: Any) -> None:
-        """A case in which every hypothesis holds and a part of the conclusion does not, for certain."""
-        part = self.statement.violated(values)
-        if part is None:
+    def case(self, values: Case, says: str, part: str = "", **facts: Any) -> None:
+        """A case in which every hypothesis holds and a part of the conclusion, this one or any, does not for certain."""
+        fails = self.statement.violated(values, part)
+        if fails is None:
             raise Unproved(f"{says}: this is not a counterexample")
-        self._cases.append(Evidence("counterexample", says, self._facts(values, part) | facts))
+        self._cases.append(Evidence("counterexample", says, self._facts(values, fails) | facts))
 
     def impossible(self, values: Case, part: str, says: str) -> Proof:
         """A proof to be given that a part of the conclusion fails in a case: for what no evaluation can deny.

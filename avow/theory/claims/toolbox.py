@@ -277,55 +277,6 @@ def search(
     return Evidence("search", says, {"trials": restarts * steps, "closest": worst}, amended)
 
 
-def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
-    """The number of a floating point type nearest to a real one, exactly, or ±inf where it overflows.
-
-    `number` is asked with more bits until its ball lies strictly between two halfway points; on one, it never does.
-    """
-    form = torch.finfo(dtype)
-    top, relative, tiny = Fraction(form.max), Fraction(form.eps), Fraction(form.tiny)
-
-    def spacing(size: Fraction) -> Fraction:
-        """From one number of the type to the next; below the smallest normal number it stays the same."""
-        if size < 2 * tiny:
-            return relative * tiny
-        exponent = size.numerator.bit_length() - size.denominator.bit_length()
-        # 2^exponent is within a factor of two of the size.
-        return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
-
-    overflow, vanish = top + spacing(top) / 2, spacing(Fraction(0)) / 2
-
-    def nearest() -> Any:
-        x = number()
-        if not x.is_finite():
-            return None
-        # Far beyond either end of the type, the number itself would be too long to write out.
-        if abs(x) < intervals.ball(vanish):
-            return Fraction(0)
-        sign = -1 if x < 0 else 1
-        magnitude = sign * x
-        if magnitude > intervals.ball(overflow):
-            return sign * math.inf
-        mantissa, exponent = (int(part) for part in x.mid().man_exp())
-        size = abs(mantissa) * Fraction(2) ** exponent
-        candidate = round(size / spacing(size)) * spacing(size)
-        # Half the way to either neighbour; the one below is nearer where the exponent changes.
-        above, below = spacing(candidate) / 2, spacing(candidate * (1 - relative / 4)) / 2
-        low, high = intervals.ball(candidate - below), intervals.ball(min(candidate + above, overflow))
-        return sign * candidate if low < magnitude < high else None
-
-    decided = intervals.decided(nearest)
-    if decided is None:
-        raise Unproved(f"balls cannot tell which {dtype} is nearest to {number()}")
-    return decided
-
-
-def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
-    """A real number as a type holds it, exactly; what overflows is the largest number there."""
-    value = rounded(number, dtype)
-    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
-
-
 def _exact(expression: Any) -> Any:
     expression = sympy.sympify(expression)
     if expression.has(sympy.Float):

@@ -21,7 +21,8 @@ from avow.core.chart import Table
 from avow.numerics.intervals import lower, most, norm, precision
 from avow.theory.claims.claim import Falsifier, claims_on
 from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, stored, symbols
+from avow.theory.claims.stored import rounded
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, symbols
 
 claim = claims_on("heads")
 LAST = 4096

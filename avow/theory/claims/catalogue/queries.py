@@ -91,7 +91,7 @@ def _copy_separated_picture() -> Chart:
 UNIT = each(i, 1, n, Eq(Sum(k[i, f] ** 2, all_coordinates), 1))
 APART = Sum((k[1, f] - k[i, f]) ** 2, all_coordinates)
 COPIED = first >= 1 / (1 + eps)
-_SEPARATED = [n >= 2, eps > 0, r > 0, t >= 0, UNIT, each(i, 2, n, APART >= r**2), goes(t * k[1, f])]
+_SEPARATED = [n >= 2, eps > 0, r > 0, t >= 0, UNIT, each(i, 2, n, r**2 <= APART), goes(t * k[1, f])]
 
 
 def apart_from_first(distance: Fraction, turns: Sequence[Any]) -> list[list[Fraction]]:
@@ -424,7 +424,7 @@ def copy_possible(against: Refutation, proof: Proof, hull: Hull) -> None:
     outside = proof.whichever(COPYING, Not(inside), out)
     # A query that parts the key from all others by 1 parts it by any gap, once it is long enough.
     parted = proof.inside_or_apart(k[1, f], k[j, f], others, all_coordinates, other_share, y)
-    apart = next(part for part in parted.formula.args if part != inside)
+    apart = Exists(y, each(j, 2, n, score(1, y) - score(j, y) >= 1))
     stretch = log((n - 1) / eps)
     up = proof.log_monotone(sympy.Integer(1), (n - 1) / eps, some, above)
     gap = proof.have(
@@ -526,8 +526,7 @@ def _shared(query: Formula) -> Statement:
 )
 def average_two(proof: Proof, query: Formula) -> None:
     some, above, below, _, goes_so = map(proof.given, [*BELOW_ONE, ORTHONORMAL, _both(query)])
-    along = proof.member(goes_so.formula, f)
-    term = along.formula.args[1].rhs
+    along, term = proof.member(goes_so.formula, f), _both(query).args[3].rhs
     inside = And(j >= 1, j <= n)
     same = proof.sum_same(q[f] * k[j, f], term * k[j, f], all_coordinates, goes_so, along)
     on_keys = KroneckerDelta(1, j) + KroneckerDelta(2, j)

@@ -628,6 +628,8 @@ def violation(formula: Formula, case: Case) -> arb:
         if formula.rel_op == "==" and _fraction(formula.lhs - formula.rhs, case) == 0:
             return arb(-1)
         gap = value(formula.lhs, case) - value(formula.rhs, case)
+        if formula.rel_op in ("<", ">", "!=") and gap.is_exact() and gap == 0:
+            return arb(1)
         if formula.rel_op in ("==", "!="):
             return abs(gap) if formula.rel_op == "==" else -abs(gap)
         return gap if formula.rel_op in ("<=", "<") else -gap

@@ -16,6 +16,7 @@ from typing import Any
 
 from sympy import Not
 
+from avow.numerics import intervals
 from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.claims.formal import Case, Statement, holds, instance, text
 from avow.theory.claims.rules.analysis import Analysis
@@ -41,8 +42,9 @@ class Refutation:
         self._proofs: list[tuple[Proof, Evidence]] = []
 
     def case(self, values: Case, says: str, part: str = "", **facts: Any) -> None:
-        """A case in which every hypothesis holds and a part of the conclusion, this one or any, does not for certain."""
-        fails = self.statement.violated(values, part)
+        """A case in which every hypothesis holds, and a part of the conclusion (this one, or any) does not for sure."""
+        # What is all but equal needs more bits to be told apart.
+        fails = intervals.decided(lambda: self.statement.violated(values, part), most=4096)
         if fails is None:
             raise Unproved(f"{says}: this is not a counterexample")
         self._cases.append(Evidence("counterexample", says, self._facts(values, fails) | facts))

@@ -114,8 +114,8 @@ def _returned(times: Formula) -> Statement:
     plain="Where two values live in orthogonal spans, the transpose of an orthonormal basis of the first span recovers"
     " the first value from the sum: {got} is {value}.",
     amendment=_returned,
-    amended_plain="The transpose returns the value's coordinates. The basis times its transpose returns the value: {again}"
-    " is {value}.",
+    amended_plain="The transpose returns the value's coordinates. The basis times its transpose returns the value:"
+    " {again} is {value}.",
     subject=lambda entry: entry,
     sabotage={
         "squares of the basis": lambda entry: entry**2,

@@ -105,8 +105,8 @@ def _bounds(safe: Safe) -> Statement:
     "softmax-bounds",
     expected="proved",
     formal=_bounds,
-    plain="No weight is infinite, none is exactly nought, and the denominator {all} never is. For {few}, all weights lie"
-    " strictly between nought and one; one key alone has exactly one. With the largest score subtracted, the"
+    plain="No weight is infinite, none is exactly nought, and the denominator {all} never is. For {few}, all weights"
+    " lie strictly between nought and one; one key alone has exactly one. With the largest score subtracted, the"
     " denominator {shifted} lies between one and the number of keys.",
     subject=Safe(),
     sabotage={
@@ -217,7 +217,7 @@ def _vanishing(gaps: Any) -> Statement:
             half: "half the least positive number of a type",
             r: "the weights as stored",
         },
-        given=[n >= 1, k >= 1, k <= n, half > 0, half < 1, _VANISHES, _STAYS],
+        given=[k >= 1, k <= n, half > 0, half < 1, _VANISHES, _STAYS],
         then={
             "zero": each(i, 1, n, Implies(s[k] - s[i] >= log(1 / half), Eq(r[i], 0))),
             "two": Implies(And(Eq(n, 2), s[1] - s[2] < log(1 / half - 1)), r[2] > 0),
@@ -234,8 +234,8 @@ def _vanishing(gaps: Any) -> Statement:
     "softmax-vanishing",
     expected="proved",
     formal=_vanishing,
-    plain="A stored weight is nought once its score is {far} or more below another, and with two keys not before {near}:"
-    " to two decimals, at {float32} in single precision, {float64} in double, {float16} in half.",
+    plain="A stored weight is nought once its score is {far} or more below another, and with two keys not before"
+    " {near}: to two decimals, at {float32} in single precision, {float64} in double, {float16} in half.",
     subject=GAPS,
     sabotage={
         "float32 by the threshold of exp's overflow": GAPS | {"float32": (150, Rational(8872, 100))},
@@ -244,7 +244,7 @@ def _vanishing(gaps: Any) -> Statement:
     picture=_bounds_picture,
 )
 def softmax_vanishing(proof: Proof, gaps: Any) -> None:
-    some, one, last, above, below = map(proof.given, [n >= 1, k >= 1, k <= n, half > 0, half < 1])
+    one, last, above, below = map(proof.given, [k >= 1, k <= n, half > 0, half < 1])
     vanishes, stays = proof.given(_VANISHES), proof.given(_STAYS)
     share, inside = exp(s[i]) / all_terms, And(i >= 1, i <= n)
     far = Implies(s[k] - s[i] >= log(1 / half), Eq(r[i], 0))
@@ -385,8 +385,8 @@ def _masked(added: Any) -> Statement:
     "finite-mask",
     expected="refuted",
     formal=_masked,
-    plain="A large finite negative number in the mask is as good as an infinite one: a hidden key has no weight, a row in"
-    " which all keys are hidden has none, and half precision holds the number.",
+    plain="A large finite negative number in the mask is as good as an infinite one: a hidden key has no weight, a row"
+    " in which all keys are hidden has none, and half precision holds the number.",
     subject=(-(10**5), -(10**9)),
     sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-(10**5), -math.inf)},
     picture=_mask_picture,

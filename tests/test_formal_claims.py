@@ -71,6 +71,8 @@ def test_no_step_can_be_left_out(one: Claim, monkeypatch: pytest.MonkeyPatch) ->
 def test_some_case_meets_every_hypothesis(one: Claim) -> None:
     """A statement that speaks of nothing would be true."""
     assert one.falsifier is not None, "a claim without a search has nothing to press on its page"
+    if reason := one.not_applicable():
+        pytest.skip(reason)
     for variant in ["as stated", *(["what is true instead"] if one.amended else [])]:
         cases = itertools.islice(trials(one, variant), 500)
         assert any((trial.excess is not None and trial.excess > -1e-3) or trial.broken for trial in cases), variant

@@ -628,8 +628,9 @@ def violation(formula: Formula, case: Case) -> arb:
         if formula.rel_op == "==" and _fraction(formula.lhs - formula.rhs, case) == 0:
             return arb(-1)
         gap = value(formula.lhs, case) - value(formula.rhs, case)
-        if formula.rel_op in ("<", ">", "!=") and gap.is_exact() and gap == 0:
-            return arb(1)
+        if gap.is_exact() and gap == 0:
+            # An equality that is certain settles the formula, where a gap of nothing would leave it open.
+            return arb(-1 if formula.rel_op in ("<=", ">=", "==") else 1)
         if formula.rel_op in ("==", "!="):
             return abs(gap) if formula.rel_op == "==" else -abs(gap)
         return gap if formula.rel_op in ("<=", "<") else -gap

@@ -554,6 +554,71 @@ def average_two(proof: Proof, query: Formula) -> None:
     proof.shows(kept(average, "the library's query for two of fifty keys", norm=average.norm))
 
 
+def _bisected(spare: Any) -> Statement:
+    def case(e: Any, both: Any, more: Any) -> dict[Any, Any]:
+        both = decimal(both)
+        return {n: 3, d: 3, k: identity(3), eps: decimal(e), q: [both, both, decimal(more) * bool(spare)]}
+
+    return Statement(
+        variables=KEYS | EPS | {q: "a query"},
+        given=[n >= 2, eps > 0, ORTHONORMAL, Eq(score(1), score(2)), weight(1) >= 1 / (2 + eps)],
+        then={"bisects": each(g, 1, d, Eq(q[g], score(1) * (k[1, g] + k[2, g])))},
+        terms={"enough": 1 / (2 + eps), "bisector": score(1) * (k[1, g] + k[2, g])},
+        notes=["real arithmetic"],
+        spans=Spans(EPSILON | {"q₁": (0, 9), "q₃": (-3, 0)}, case),
+    )
+
+
+@claim(
+    "average-bisector",
+    expected="refuted",
+    formal=_bisected,
+    plain="A query that shares its weight evenly between two of some orthonormal keys, at least {enough} each, must be"
+    " on their bisector: its coordinates are {bisector}.",
+    # What the query has along a third key.
+    subject=-1,
+    sabotage={"nothing along the others": 0},
+    picture=_average_picture,
+)
+def average_bisector(against: Refutation, spare: int) -> None:
+    case = {n: 3, d: 3, k: identity(3), eps: Fraction(1, 2), q: [5, 5, spare]}
+    against.case(case, "three keys, q = (5, 5, −1): pushing the third down is as good as pulling two")
+
+
+def _nearest(_: Any) -> Statement:
+    def case(*numbers: Any) -> dict[Any, Any]:
+        x, y, *query = map(decimal, numbers)
+        keys = sorted([[x, y], [y, -x / 2]], key=lambda key: sum((a - b) ** 2 for a, b in zip(key, query, strict=True)))
+        return {n: 2, d: 2, k: keys, q: query}
+
+    def distance(key: Any) -> Any:
+        return Sum((q[f] - k[key, f]) ** 2, all_coordinates)
+
+    return Statement(
+        variables=KEYS | {q: "the query"},
+        given=[n >= 1, each(i, 1, n, distance(1) <= distance(i))],
+        then={"most": each(i, 1, n, weight(1) >= weight(i))},
+        terms={"distance": distance(1), "weight": weight(1)},
+        notes=["real arithmetic"],
+        spans=Spans(dict.fromkeys(("x", "y", "q₁", "q₂"), (-3, 3)), case),
+    )
+
+
+@claim(
+    "nearest-key",
+    expected="refuted",
+    formal=_nearest,
+    plain="The key nearest to the query, at the squared distance {distance}, gets the largest weight, {weight}.",
+    # The other key, beside (1, 0), which is the query.
+    subject=(10, 0),
+    sabotage={"keys of one length": (0, 1), "a shorter key": (Fraction(1, 2), 0)},
+    picture=_average_picture,
+)
+def nearest_key(against: Refutation, further: Any) -> None:
+    says = "q = (1, 0) is key 1 itself, and (10, 0) takes all but 0.00012 of the weight"
+    against.case({n: 2, d: 2, k: [[1, 0], list(further)], q: [1, 0]}, says)
+
+
 def _mixture_picture() -> Table:
     rows = []
     for t in (5, 10, 15, 20):

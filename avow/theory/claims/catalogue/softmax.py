@@ -10,10 +10,13 @@ import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import sympy
 import torch
+from flint import arb
 from sympy import Abs, And, Eq, Equivalent, Implies, KroneckerDelta, Ne, Rational, Sum, Symbol, exp, log
 
 from avow.core.chart import Chart, Table, curves
+from avow.numerics.intervals import ball
 from avow.theory.claims.claim import Formula, claims_on
 from avow.theory.claims.formal import Spans, Statement, decimal, each, real, sequence, whole
 from avow.theory.claims.proof import Proof, Refutation
@@ -343,6 +346,36 @@ def copy_gap(proof: Proof, gap: Gap) -> None:
         says="one term is at most the sum of all",
     )
     proof.conclude("needed", proof.every(each(i, 2, n, s[1] - s[i] >= gap.needed(eps)), one, when=near))
+
+
+def _equal_share(share: Any) -> Statement:
+    own, rest = exp(s[1]) / all_terms, Sum(exp(s[j]) / all_terms, others)
+
+    def case(score: Any, more: int) -> dict[Any, Any]:
+        # The others share what key 1 has.
+        return {n: 1 + 2**more, s: [decimal(score), *[ball(decimal(score)) - more * arb(2).log()] * 2**more]}
+
+    return Statement(
+        variables={n: "the number of keys", s: "the scores"},
+        given=[n >= 1, Eq(own, rest)],
+        then={"share": Eq(own, share)},
+        terms={"own": own, "rest": rest, "share": share},
+        notes=["real arithmetic"],
+        spans=Spans({"s₁": (-3, 3), "doublings": range(3)}, case, (Eq(own, rest),)),
+    )
+
+
+@claim(
+    "share-of-the-rest",
+    expected="refuted",
+    formal=_equal_share,
+    plain="A key whose weight {own} is that of all others together, {rest}, has the weight {share}.",
+    subject=sympy.Integer(1),
+    sabotage={"one half": Rational(1, 2)},
+    picture=_gap_picture,
+)
+def share_of_the_rest(against: Refutation, _: Any) -> None:
+    against.case({n: 2, s: [0, 0]}, "two keys with one score: each has ½")
 
 
 def _mask_picture() -> Table:

@@ -34,7 +34,8 @@ RECORDED = {
     "corrected": """copy-possible noise-isotropic noise-one-key-gauss heads-discrete heads-gauss
         project-out cost-exact cost-bottleneck features-unbiased features-variance perceiver-cost
         relu-linear-a rnn-exploding rnn-exploding-ratio momentum-ema""",
-    "refuted": """finite-mask softmax-stored sinusoid-stored share-of-the-rest nearest-key average-bisector copy-shortest
+    "refuted": """finite-mask softmax-stored sinusoid-stored share-of-the-rest nearest-key average-bisector
+        copy-shortest
         heads-identical relu-linear-b relu-square-line l2-only-sgd
         adam-l2-magnitude multi-head-cost""",
 }

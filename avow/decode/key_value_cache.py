@@ -284,6 +284,20 @@ class KeyValueCache(TokenBuffers):
         check_range(*norms.most, problem.scale)
         return attend_exact(problem.with_norms(norms), requirement)
 
+    @property
+    def last_report(self) -> Tensor | None:
+        """What the last step by kernels reports (`KernelSteps`), on the device; None if there was none."""
+        return None if self._unfit else self._steps.report
+
+    def doubt(self) -> None:
+        """Leave kernels out of the next step, since one that a CUDA graph repeated proved nothing.
+
+        Raises:
+            AvowError: tokens that were appended have no bound; this says why.
+        """
+        self._report_faults()
+        self._steps.doubt()
+
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
         """Keep the first tokens of each sequence; with 0 it begins again.
 

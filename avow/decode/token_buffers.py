@@ -524,6 +524,22 @@ class TokenBuffers:
         """
         self._set_counts([tokens] * self.batch)
 
+    def crop_on_device(self, lengths: Int[Tensor, "b"]) -> None:
+        """Have the device keep the first tokens of each sequence; the host is told by `recount`.
+
+        Args:
+            lengths: how many, on the device.
+        """
+        from avow.kernels.append_tokens import crop
+
+        assert self._store is not None
+        crop(self._store, lengths)
+
+    @property
+    def without_kernels(self) -> str:
+        """Why kernels do not keep and read these tokens; empty if they do."""
+        return self._unfit
+
     @property
     def counted_by_host(self) -> bool:
         """Whether all sequences have one length, which the host knows."""

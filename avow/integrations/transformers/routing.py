@@ -31,6 +31,7 @@ from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers.cache import cache_of
 from avow.integrations.transformers.call_view import CallView
 from avow.integrations.transformers.enabling import Setting
+from avow.integrations.transformers.graphs import note_uncached, sees_up_to_itself
 from avow.nn import KeyValueCache
 
 # With s keys m features or landmarks cost s·m, and exact attention costs n·s with n queries. So with fewer queries
@@ -44,6 +45,8 @@ _SEE_RECORD = "avow.record() shows the method and the reason of every answer"
 def attended(setting: Setting, query: Tensor, view: CallView) -> Attended:
     """The answer to one call of a layer, or of some of its heads, under a setting."""
     cache, uncached = _cache(query, view)
+    if cache is None:
+        note_uncached(uncached)
     kind, (chosen, reason) = setting.kind, _applicable(setting, query.shape[-2], uncached)
     continues = query.shape[-2] <= _FEW and query.shape[-2] < view.key.shape[-2]
     if reason and continues and kind is not None and kind.selects_tokens:
@@ -103,6 +106,8 @@ def _cache(query: Tensor, view: CallView) -> tuple[KeyValueCache | None, str]:
 
 def _sees_up_to_itself(queries: int, mask: Tensor | None, cache: KeyValueCache) -> bool:
     """Whether each of the last tokens sees all tokens of the cache, up to itself."""
+    if sees_up_to_itself(mask):
+        return True
     if mask is None or mask.dtype != torch.bool or cache.window is not None:
         return False
     past = torch.ones(queries, cache.length, dtype=torch.bool, device=mask.device).tril(cache.length - queries)

@@ -380,12 +380,17 @@ class KeyValueCache(TokenBuffers):
                 break
         return attend_exact(self._with_sinks(call).problem, call.requirement, reason)
 
+    @property
+    def _repeats(self) -> bool:
+        """Whether calls are such as a CUDA graph repeats, to which nothing may depend on numbers of the device."""
+        return self.host_counts or is_capturing(self.device)
+
     def _kernels_read_all(self, call: _Call) -> bool:
         """Whether exact attention is left to kernels, which wait for nothing, and take lengths from the device."""
         tol = math.inf if call.requirement.tol is None else call.requirement.tol
         # In float32 PyTorch's own way is proved several times as tight, but it has to wait for the device.
         wide = self.dtype == torch.float32
-        fits = not wide or (tol >= _COARSE and (self.host_counts or is_capturing(self.device)))
+        fits = not wide or (tol >= _COARSE and self._repeats)
         if self._unfit or not fits or call.requirement.rtol is not None or call.problem.empty:
             return False
         return not (self._found_ill() or self._steps.unfit(call.problem, tol, 1.0))
@@ -415,7 +420,7 @@ class KeyValueCache(TokenBuffers):
             or q.device != self.device
             or q.requires_grad
             or not is_plain_call()
-            or (not is_capturing(self.device) and self._steps.ill)
+            or (not self._repeats and self._steps.ill)
             or self._store is None
         ):
             return None
@@ -440,7 +445,7 @@ class KeyValueCache(TokenBuffers):
 
     def _found_ill(self) -> str:
         """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""
-        if is_capturing(self.device) or not self._steps.found_ill():
+        if self._repeats or not self._steps.found_ill():
             return ""
         self._report_faults()
         return "the kernels proved less than the tolerance in the last step"

@@ -172,8 +172,8 @@ def enable(
 ) -> None:
     """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
-    `generate()` then keeps keys and values in a `CertifiedCache`. On a GPU the next tokens are read by CUDA graphs, with
-    room for `max_length` tokens (`CertifiedCache.steps` tells how many were, and why not the others). With `verify` the
+    `generate()` then keeps keys and values in a `CertifiedCache`. On a GPU the next tokens are read by CUDA graphs,
+    with room for `max_length` tokens (`CertifiedCache.steps` tells how many, and why not the others). With `verify` the
     model stays exact: tokens behind what such a cache holds are drafted within `tol`, and up to so many are verified by
     one pass of exact attention before the caller gets the logits of any (`CertifiedCache.verification` tells what came
     of that). If a layer cannot be replaced, the error names it, and the model stays as it was. Enabling again changes

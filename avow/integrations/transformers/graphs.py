@@ -1,8 +1,8 @@
 """Calls of a model for the next tokens as CUDA graphs: the host launches one thing for a token, and not each kernel.
 
-Behind a `CertifiedCache` on a GPU all that a call does depends on two inputs that stay where they are, tokens and their
-places, and on what the cache holds: its lengths are on the device. The host keeps its own count, which a replay does not
-advance: `StepGraphs` does, by `KeyValueCache.recount`.
+Behind a `CertifiedCache` on a GPU all that a call does depends on two inputs that stay where they are, tokens and
+their places, and on what the cache holds: its lengths are on the device. The host keeps its own count, which a replay
+does not advance: `StepGraphs` does, by `KeyValueCache.recount`.
 
 A call is captured when it comes for the third time behind tokens that lie where they lay. The first runs as ever: it
 compiles kernels, and shows whether every layer is answered by its cache. The second runs in the form that a graph
@@ -47,7 +47,8 @@ _CHANGING = ("dynamic", "longrope")
 _PLAIN = {"full_attention", "sliding_attention"}
 # Operators whose results, or the sizes of these, the host waits for.
 _WAIT = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
-_FIRST = "the first two of a kind behind tokens that do not move"
+FIRST = "the first two of a kind behind tokens that do not move"
+"""Why a call that a graph will repeat runs layer by layer."""
 # What models return that a graph does, too.
 _KNOWN = ("logits", "past_key_values")
 
@@ -248,9 +249,9 @@ class StepGraphs:
         try:
             self._settle(layers, length)
             _fill(kind.inputs, given, length)
-            if not (kind.rehearsed and _same(self._state, _state_of(model))):
-                return self._rehearse(run, model, layers, kind, length)
             if kind.graph is None:
+                if not (kind.rehearsed and _same(self._state, _state_of(model))):
+                    return self._rehearse(run, model, layers, kind, length)
                 kind.graph = self._captured(run, layers, kind, length)
             outputs = self._replayed(kind.graph, model, layers, n, length)
             if outputs is not None:
@@ -276,7 +277,7 @@ class StepGraphs:
         reasons: list[str] = []
         token = _uncached.set(reasons)
         try:
-            outputs = self._called(run, given, _FIRST)
+            outputs = self._called(run, given, FIRST)
         finally:
             _uncached.reset(token)
         reasons += [f"the model returns {name}" for name, x in outputs.items() if x is not None and name not in _KNOWN]
@@ -299,10 +300,10 @@ class StepGraphs:
             self._state = state
             self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
         _check_model(model)
-        with _Watch(), _as_repeated(layers):
+        with _Watch(), _as_repeated(layers):  # type: ignore[no-untyped-call]  # torch says no types here
             outputs = run(*kind.inputs, _marked_mask(kind.inputs.tokens))
         kind.rehearsed = True
-        self.steps.note(_FIRST)
+        self.steps.note(FIRST)
         return outputs
 
     def _captured(self, run: Run, layers: Sequence[CertifiedLayer], kind: _Kind, length: int) -> _Graph:

@@ -35,7 +35,6 @@ _PROCESSORS = "_get_logits_processor"
 # Attributes of layers whose attention is not softmax attention under a mask.
 _UNLIKE = {
     "attn_logit_softcapping": "bends its logits by soft-capping",
-    "sinks": "adds sinks to its softmax",
 }
 # What classes pass to their attention function, if it is not one of transformers' own, instead of a mask.
 _CHOICES = {"indices", "block_indices"}

@@ -32,7 +32,6 @@ from avow.integrations.transformers.verified import drafting
 # Arguments by which a model asks for more than softmax attention under a mask: the rule and the remedy.
 _REFUSED = {
     "softcap": ("bends the logits, which is not softmax attention", "keep attn_implementation='eager'"),
-    "s_aux": ("adds sinks to the softmax, which is not softmax attention", "keep attn_implementation='eager'"),
     "indices": ("chooses keys by an index of the model's own", "keep attn_implementation='sdpa'"),
     "block_indices": ("chooses blocks of keys by an index of the model's own", "keep attn_implementation='sdpa'"),
     "cache": ("is a paged cache, which only transformers' own functions read", "use generate() without paging"),
@@ -77,6 +76,7 @@ def attention_forward(
             view = CallView(key, value, attention_mask if query.shape[2] > 1 else None, False, scaling)
         else:
             view = simplified_call(query, key, value, attention_mask, bool(causal), position_bias, scaling)
+        view = view._replace(sinks=_sinks(more.get("s_aux"), query))
         if (instead := answerer.get()) is not None:
             out, certificate = instead(query, view)
         elif (drafts := drafting()) is not None and layer.drafts is not None:
@@ -94,6 +94,22 @@ def attention_forward(
         problem = Problem.of(query, view.key, view.value, **view.options(query)).detached()
         watcher(layer.name, problem, out.detach(), certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
+
+
+def _sinks(given: Tensor | None, query: Tensor) -> Tensor | None:
+    """Logits of the query heads that have no value, (h,), if a model adds such to its softmax."""
+    if given is None:
+        return None
+    heads, rule, remedy = query.shape[1], "", "keep attn_implementation='eager'"
+    if given.numel() != heads:
+        rule = f"must be one sink for each of the {heads} heads"
+    elif watchers.get() or answerer.get() is not None:
+        rule = "adds sinks to the softmax, and answers beside sinks are not looked at"
+    elif given.requires_grad and torch.is_grad_enabled():
+        rule, remedy = "would get no gradient", "run the model under torch.no_grad()"
+    if rule:
+        raise ParameterError("s_aux", tuple(given.shape), rule, remedy)
+    return given.detach().flatten()
 
 
 def _refuse(dropout: float, more: dict[str, Any]) -> None:

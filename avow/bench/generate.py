@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -157,6 +158,9 @@ def _measured(
                     seconds[name] = clock.seconds(way, graph=name.startswith("ideal"))
                     facts[name] = _Facts.of(model, way, case.length)
                 del way
+                # What was compiled keeps the cache that it was compiled for.
+                torch.compiler.reset()
+                gc.collect()
                 torch.cuda.empty_cache()
         else:
             ways = {name: way for name, way in made if way is not None}

@@ -191,12 +191,16 @@ class _Ahead:
         held = {one.cache.position for one in step.cache.layers}
         if step.cache.get_seq_length() != self.length or held != {self.held} or len(self.drafts) != len(step.token):
             return None
-        if self.position is None or step.position is None:
-            if self.position is not step.position:
-                return None
-        elif not torch.equal(self.position + self.used + 1, step.position):
+        # Both are asked at once: the host waits for the answer.
+        found = [(self.drafts[:, self.used : self.used + 1] == step.token).all()]
+        if self.position is not None and step.position is not None and self.position.shape == step.position.shape:
+            found.append((self.position + self.used + 1 == step.position).all())
+        elif self.position is not step.position:
             return None
-        if not torch.equal(self.drafts[:, self.used : self.used + 1], step.token):
+        right, *placed = torch.stack(found).tolist()
+        if not all(placed):
+            return None
+        if not right:
             return False
         self.used += 1
         self.length += 1

@@ -249,6 +249,17 @@ def test_tokens_without_a_bound_are_an_error_of_a_later_call(stand_in: StandIn) 
                 model(torch.tensor([[8]]), past_key_values=text.cache)
 
 
+def test_a_bound_above_the_tolerance_leaves_kernels_out_once(stand_in: StandIn) -> None:
+    model = built()
+    enable(model, tol=1e-2, method="exact")
+    text = Text(model, stand_in)
+    text.read(3)
+    text.model.forward.limits = (1e-9, None, None, "exact")
+    text.read(3)
+    why = "the kernels proved less than the tolerance in an earlier call"
+    assert text.steps.called[why] >= 1 and stand_in.replayed >= 2
+
+
 def test_drafts_and_passes_are_graphs_and_the_text_is_exact_attentions(stand_in: StandIn) -> None:
     model = built()
     plain = copy.deepcopy(model)

@@ -39,6 +39,8 @@ from avow.numerics.sketch import GROUP
 _MARK = "avow_sees_up_to_itself"
 # How many rows may share a key head in one answer of the kernels, and the most tokens of a call.
 _ROWS, _TOKENS = 64, 32
+# The tolerance that any finite bound keeps.
+_LARGEST = torch.finfo(torch.float32).max
 # Bounds are looked at after so many replays at first, and at most this many apart.
 _LOOK = 16
 # Rotary embeddings that change with the length of the text, by a number that the host reads.
@@ -146,7 +148,7 @@ def passes(model: PreTrainedModel, drafts: int) -> int:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_attention_heads", 1)
     siblings = max(1, heads // (getattr(config, "num_key_value_heads", None) or heads))
-    return 2 ** (min(drafts + 1, _ROWS // siblings, _TOKENS).bit_length() - 1) - 1
+    return int(2 ** (min(drafts + 1, max(1, _ROWS // siblings), _TOKENS).bit_length() - 1)) - 1
 
 
 class _Inputs(NamedTuple):
@@ -182,8 +184,9 @@ class StepGraphs:
         self.steps = Steps()
         self._placements: list[object] = []
         self._landing: tuple[Tensor, torch.cuda.Event | None] | None = None
-        """The largest bound of some calls on its way to the host, and the event that says when it is there."""
-        self._looked = True
+        """The largest bound of some call on its way to the host, and the event that says when it is there."""
+        self._limit: float | None = None
+        """What that bound must be within; None if nobody waits for it."""
         self._replays, self._next_look = 0, 1
         self._forget()
 
@@ -210,6 +213,7 @@ class StepGraphs:
         tokens: Tensor,
         places: Tensor | None,
         drafting: bool = False,
+        limit: float | None = None,
     ) -> Any:
         """What the model returns for tokens behind a cache, which holds them then.
 
@@ -220,6 +224,7 @@ class StepGraphs:
             tokens: the tokens, (b, n).
             places: their places, (b or 1, n); None lets them follow the tokens that there are.
             drafting: whether the tokens are drafts.
+            limit: the tolerance that every layer keeps; None if there is none.
 
         Returns:
             The model's output. A graph's has no `past_key_values`, and its logits (b, n, words) are written over by the
@@ -253,7 +258,7 @@ class StepGraphs:
                 if not (kind.rehearsed and _same(self._state, _state_of(model))):
                     return self._rehearse(run, model, layers, kind, length)
                 kind.graph = self._captured(run, layers, kind, length)
-            outputs = self._replayed(kind.graph, model, layers, n, length)
+            outputs = self._replayed(kind.graph, model, layers, n, length, _LARGEST if limit is None else limit)
             if outputs is not None:
                 return outputs
             self._take_back(layers, length)
@@ -286,19 +291,23 @@ class StepGraphs:
         self._kinds[*given[0].shape, drafting] = _Kind(inputs, reasons[0] if reasons else "")
         self._output = type(outputs)
         if reasons:
-            self._state = _state_of(model)
+            self._follow(model)
         return outputs
+
+    def _follow(self, model: PreTrainedModel) -> None:
+        """Keep no graph of the model as it was."""
+        state = _state_of(model)
+        if not _same(self._state, state):
+            for kind in self._kinds.values():
+                kind.rehearsed, kind.graph = False, None
+            self._state = state
+            self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
 
     def _rehearse(
         self, run: Run, model: PreTrainedModel, layers: Sequence[CertifiedLayer], kind: _Kind, length: int
     ) -> Any:
         """The call in the form that a graph repeats; raises if it asks anything of the device."""
-        state = _state_of(model)
-        if not _same(self._state, state):
-            for other in self._kinds.values():
-                other.rehearsed, other.graph = False, None
-            self._state = state
-            self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
+        self._follow(model)
         _check_model(model)
         with _Watch(), _as_repeated(layers):  # type: ignore[no-untyped-call]  # torch says no types here
             outputs = run(*kind.inputs, _marked_mask(kind.inputs.tokens))
@@ -327,7 +336,13 @@ class StepGraphs:
         return made
 
     def _replayed(
-        self, graph: _Graph, model: PreTrainedModel, layers: Sequence[CertifiedLayer], n: int, length: int
+        self,
+        graph: _Graph,
+        model: PreTrainedModel,
+        layers: Sequence[CertifiedLayer],
+        n: int,
+        length: int,
+        limit: float,
     ) -> Any:
         """The output by a graph; None if the model has changed since it was captured."""
         graph.replay()
@@ -339,7 +354,7 @@ class StepGraphs:
         self._replays += 1
         if self._replays >= self._next_look:
             self._next_look = self._replays + min(self._replays, _LOOK)
-            self._send(graph.reports)
+            self._send(graph.reports, limit)
         return self._output(logits=graph.logits)
 
     def _settle(self, layers: Sequence[CertifiedLayer], length: int) -> None:
@@ -371,9 +386,9 @@ class StepGraphs:
         for layer in layers:
             layer.length = layer.seen = length
 
-    def _send(self, reports: Sequence[Tensor]) -> None:
+    def _send(self, reports: Sequence[Tensor], limit: float) -> None:
         """Have the largest bound go to the host, which does not wait for it."""
-        worst, self._looked = torch.stack([report[0].amax() for report in reports]).amax(), False
+        worst, self._limit = torch.stack([report[0].amax() for report in reports]).amax(), limit
         if not worst.is_cuda:
             self._landing = worst, None
             return
@@ -386,14 +401,15 @@ class StepGraphs:
 
     @property
     def _is_ill(self) -> bool:
-        """Whether some answer that is known to be given has no bound; said once."""
-        if self._landing is None or self._looked:
+        """Whether the bound of some answer that is known to be given is above its tolerance; said once."""
+        limit = self._limit
+        if self._landing is None or limit is None:
             return False
         bound, done = self._landing
         if done is not None and not done.query():
             return False
-        self._looked = True
-        return not bool(bound < torch.inf)
+        self._limit = None
+        return not bool(bound <= limit)
 
 
 def _caches(layers: Sequence[CertifiedLayer]) -> list[KeyValueCache]:

@@ -356,7 +356,8 @@ class DecodingForward:
         """The answer to one token by itself."""
         if graphs is None or isinstance(step, str):
             return self._run(**named)
-        outputs = graphs.read(self._reader(step.cache), self.model, step.cache, step.token, step.position)
+        run, limit = self._reader(step.cache), None if self.most else self.limits[0]
+        outputs = graphs.read(run, self.model, step.cache, step.token, step.position, False, limit)
         if outputs.past_key_values is None:
             return type(outputs)(logits=outputs.logits.clone(), past_key_values=step.cache)
         return outputs
@@ -398,7 +399,8 @@ class DecodingForward:
                 places = step.position + torch.arange(first, first + tokens.shape[1], device=step.position.device)
             if graphs is None:
                 return run(tokens, places, None)
-            return graphs.read(run, self.model, cache, tokens, places, drafting)
+            limit = self.limits[0] if drafting else None
+            return graphs.read(run, self.model, cache, tokens, places, drafting, limit)
 
         try:
             drafted = [step.token]

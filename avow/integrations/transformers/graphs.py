@@ -73,7 +73,11 @@ class Steps:
     called: dict[str, int] = field(default_factory=dict)
 
     def note(self, why: str) -> None:
-        """Count a call that ran layer by layer."""
+        """Count a call that ran layer by layer.
+
+        Args:
+            why: the reason.
+        """
         self.called[why] = self.called.get(why, 0) + 1
 
     def __str__(self) -> str:

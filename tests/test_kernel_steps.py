@@ -168,8 +168,15 @@ def test_exact_steps_beyond_what_kernels_prove_are_pytorchs() -> None:
     out, certificate = cache.attend(q, 1e-2, method="exact")
     assert isinstance(certificate, LazyCertificate) and certificate.keeps(1e-3)
     assert bool((errors(cache, q, out) <= certificate.rows).all())
-    cache._steps.doubt()
-    assert not isinstance(cache.attend(q, 1e-2, method="exact").certificate, LazyCertificate)
+
+
+def test_a_cache_that_is_doubted_leaves_kernels_out_once() -> None:
+    cache, q = filled(), asked()
+    found = []
+    for _ in range(2):
+        found += [isinstance(cache.attend(q, method="exact").certificate, LazyCertificate) for _ in range(2)]
+        cache.doubt()
+    assert found == [True, True, False, True]
 
 
 def test_a_step_reads_the_buffers_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:

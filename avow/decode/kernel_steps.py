@@ -133,8 +133,8 @@ class KernelSteps:
     _reports: dict[tuple[int, ...], tuple[Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"] | None]] = field(
         default_factory=dict, repr=False
     )
-    """With histograms, by batch, heads and number of the queries; kept, since a captured graph writes to them. Steps that
-    read all tokens have their own, and no histograms.
+    """With histograms, by batch, heads and number of the queries; kept, since a captured graph writes to them. Steps
+    that read all tokens have their own, and no histograms.
     """
     report: Float32[Tensor, "5 b h"] | None = field(default=None, repr=False)
     """That of the last step: bounds are its first row, shares of tokens read the last."""

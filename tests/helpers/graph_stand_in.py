@@ -60,7 +60,8 @@ class StandIn:
         for _, cache in self._held():
             assert cache._store is not None
             yield from cache._store
-            yield from (*cache._steps._states.values(), *cache._steps._reports.values())
+            written = itertools.chain.from_iterable(cache._steps._reports.values())
+            yield from (*cache._steps._states.values(), *(x for x in written if x is not None))
 
     def _counts(self) -> list[Any]:
         return [(layer.length, layer.seen, *(getattr(x, name) for name in _COUNTS)) for layer, x in self._held()]

@@ -19,7 +19,7 @@ import avow
 from avow import Certificate
 from avow.errors import ParameterError
 from avow.integrations.transformers import enabling
-from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.observers import watching
 from avow.integrations.transformers.reading import METHODS, NEXT, STOPS, Reading, reading_of
 from avow.lab.reading_data import WEIGHTS, code_number, codes_up, plain_reading, weight_codes
 from avow.lab.stories import script_of, story_from, story_names, story_script, story_texts

@@ -25,7 +25,7 @@ from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.cache import CertifiedLayer
 from avow.integrations.transformers.enabling import Layer, Setting, enabled, pretrained, replaceable
-from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.observers import watching
 from avow.numerics.heads import longest_seen
 from avow.numerics.softmax import softmax_average
 from avow.parameters import declared

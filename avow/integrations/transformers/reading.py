@@ -30,8 +30,8 @@ from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.call_view import CallView
 from avow.integrations.transformers.enabling import pretrained
-from avow.integrations.transformers.forward import answering, watching
 from avow.integrations.transformers.head_kinds import HeadKind, head_kind
+from avow.integrations.transformers.observers import answering, watching
 from avow.methods import exact_method
 from avow.methods.low_rank import LowRank
 from avow.methods.polynomial import Polynomial

@@ -95,7 +95,7 @@ def recipe(options: Options) -> list[Result]:
         if importlib.util.find_spec("tokenizers"):
             pairs = Path(options.runs or folder) / "byte-pairs.json"
             _byte_pairs(str(options.corpus), pairs)
-            steps_of["byte pairs"] = (f"data.tokenizer={pairs}", "model.width=240")
+            steps_of["byte pairs"] = (f"data.tokenizer={pairs}", "model.width=240", "model.heads=6")
         else:
             _tell("byte pairs: left out, the library tokenizers is not installed")
         for label, flags in steps_of.items():

@@ -145,6 +145,9 @@ def test_questions_that_fit_no_text_are_refused() -> None:
     )
     with pytest.raises(InputError, match=re.escape(words)):
         facts_in(texts(PEOPLE), strange)
+    short = [Document(f"{name}. {place} baker", "") for name, place in true_places(PEOPLE).items()]
+    with pytest.raises(InputError, match="documents=40 hold no answer after two lower-case words"):
+        facts_in(short, PEOPLE.train)
 
 
 @pytest.mark.parametrize("name", ["facts", "reverse", "permuted"])

@@ -11,8 +11,8 @@ Made from documents and training questions alone, by these rules:
 | phrase | two or three lower-case words that stand before known answers, the most frequent first |
 | statement | `Name phrase` and `phrase Name`, to be completed with the answer; in reverse the other way round |
 
-The words of a question stand in no statement, and people whom no training question asks about are in statements alone.
-Whole numbers and a fixed order: the same texts give the same facts on every machine.
+A statement is no question: people whom no training question asks about are in statements alone. Whole numbers and a
+fixed order: the same texts give the same facts on every machine.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ def facts_in(documents: Sequence[Document], questions: Sequence[Question]) -> tu
     if not known:
         rule = "ask about no name that begins a document and has its answer there"
         raise InputError("training questions", len(questions), rule, "use mixture.facts=0 and mixture.reverse=0")
+    phrases = _phrases(known)
+    if not phrases:
+        rule = "hold no answer after two lower-case words, and statements are made of such"
+        raise InputError("documents", len(documents), rule, "use mixture.facts=0 and mixture.reverse=0")
     weights = _learnt(known)
     facts = {}
     for document in documents:
@@ -87,7 +91,7 @@ def facts_in(documents: Sequence[Document], questions: Sequence[Question]) -> tu
             facts[name, answers[name]] = document.where
         elif name and (span := _likeliest(document, weights)):
             facts[name, span.text] = document.where
-    return [Fact(*pair, where) for pair, where in facts.items()], _phrases(known)
+    return [Fact(*pair, where) for pair, where in facts.items()], phrases
 
 
 def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[Question]:

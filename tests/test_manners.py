@@ -43,6 +43,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("plan --tol tight", "tol='tight' must be a number; see avow plan --help"),
         ("compare this", "arguments=this are not accepted by avow compare; see avow compare --help"),
         ("lab export", "arguments=export are not accepted by avow lab; did you mean --export?"),
+        ("train sample r x --temp 1", "option=--temp is not known to avow train sample; did you mean --temperature?"),
         ("profile m --out p.json", "option=--out is not known to avow profile; did you mean --plan?"),
         ("profile m", "--text=(not given) must be given: a text in UTF-8; see avow profile --help"),
         ("compare --length 99999999999", "memory=all available is not enough for these sizes; try smaller ones"),

@@ -94,8 +94,10 @@ def explained(error: Any) -> AvowError:
     match type(error).__name__:
         case "NoSuchOption":
             name, ctx = error.option_name, error.ctx
-            possible = difflib.get_close_matches(name, error.possibilities or (), 1, 0.7)
-            near = f"did you mean {possible[0]}?" if possible else remedy
+            possible = error.possibilities or ()
+            begun = [one for one in possible if one.startswith(name)]
+            likely = begun or difflib.get_close_matches(name, possible, 1, 0.7)
+            near = f"did you mean {likely[0]}?" if likely else remedy
             known = " ".join(filter(None, (_meant(name, ctx), _commands_with(name, ctx))))
             return ParameterError("option", name, f"is not known to {here}", known or _field_named(name, ctx) or near)
         case "BadOptionUsage":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ INVENTED = "invented"
 class Document:
     """A text to learn from, and where it stands."""
 
-    text: str
+    text: str = field(repr=False)
     where: str
 
 
@@ -37,7 +37,7 @@ class Document:
 class TokenDocument:
     """Token ids to learn from, and where they stand."""
 
-    ids: Int[np.ndarray, "n"]
+    ids: Int[np.ndarray, "n"] = field(repr=False)
     where: str
 
 

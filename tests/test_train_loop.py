@@ -52,6 +52,7 @@ def losses(folder: Path) -> list[tuple[int, float, float, float | None]]:
 def test_an_interrupted_run_ends_in_the_same_bits(tmp_path: Path, kind: signal.Signals, flags: list[str]) -> None:
     config = small(tmp_path, *flags)
     whole = train(config, tmp_path / "whole")
+    assert "Linear(" not in repr(whole) and not any(text in repr(whole) for text in whole.corpus.texts)
     half = train(config, tmp_path / "half", progress=interrupting(6, kind))
     assert half.interrupted and half.step == 6 and half.checkpoint.name == "step-00000006"
     # 6 steps of 8 are 48 places: in the middle of the third epoch of 18 windows.

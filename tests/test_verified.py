@@ -538,7 +538,7 @@ def test_the_statement_is_printed_in_the_readers_words() -> None:
     told = Verification(1e-2, 100, 10, 96, 90, 2, {"the last tokens": 2}, 9.5e-3, 240, 0.27)
     assert str(told).splitlines() == [
         "100 tokens by exact attention, in 10 passes",
-        "96 drafted, 90 accepted (97.8%), 2 redrawn",
+        "96 drafted: 90 accepted and 2 redrawn (97.8% accepted), 4 not compared",
         "drafts read 27.0% of the tokens, within 9.5e-03 of exact attention in each layer (240 answers looked at; "
         "all keep 0.01)",
         "2 tokens without drafts: the last tokens",

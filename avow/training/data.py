@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ INVENTED = "invented"
 class Document:
     """A text to learn from, and where it stands."""
 
-    text: str
+    text: str = field(repr=False)
     where: str
 
 
@@ -38,7 +38,7 @@ class Document:
 class TokenDocument:
     """Token ids to learn from, and where they stand."""
 
-    ids: Int[np.ndarray, "n"]
+    ids: Int[np.ndarray, "n"] = field(repr=False)
     where: str
 
 

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,16 +60,16 @@ Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor, Tensor], Tensor]
 class Trained:
     """The result of a run; `last` is its last line in the log, `interrupted` whether it can be resumed.
 
-    `signal` is the one that stopped it, if this process received it; else 0.
+    `signal` is the one that stopped it, if this process received it; else 0. `repr` leaves the weights and texts out.
     """
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     tokenizer: Tokenizer
     step: int
     interrupted: bool
     checkpoint: Path
     last: Progress | None
-    corpus: Corpus
+    corpus: Corpus = field(repr=False)
     reading: Reading
     signal: int = 0
 

@@ -148,7 +148,8 @@ class CharacterTokenizer(Tokenizer):
             first = int(np.argmin(known))
             shown = excerpt(text, first)
             rule = f"holds {text[first]!r} (U+{ord(text[first]):04X}), a character outside the vocabulary of "
-            raise InputError(where, shown, f"{rule}{self.count}", "remove it, or train on a text that holds it")
+            remedy = 'remove it, or train on a text that holds it, or with the tokenizer "bytes"'
+            raise InputError(where, shown, f"{rule}{self.count}", remedy)
         return numbers[places] if len(given) else np.zeros(0, dtype=np.int64)
 
     def length(self, text: str) -> int:

@@ -74,7 +74,7 @@ class Verification:
         passes: how many passes of exact attention that took, those for a single token included.
         drafted: how many tokens were drafted.
         accepted: drafts that were asked for.
-        redrawn: drafts in whose place another token was asked for. What was drafted behind these was forgotten.
+        redrawn: drafts in whose place another token was asked for. What was drafted after these was dropped.
         undrafted: how many tokens were read without a draft, by the reason.
         tol: what every layer's answer to every draft keeps.
         bound: the largest bound of the answers that were looked at: all layers', in one draft of each pass.
@@ -113,7 +113,8 @@ class Verification:
         passes = "1 pass" if self.passes == 1 else f"{self.passes:,} passes"
         lines = [
             f"{count(self.tokens, 'token')} by exact attention, in {passes}",
-            f"{self.drafted:,} drafted, {self.accepted:,} accepted ({self.acceptance:.1%}), {self.redrawn:,} redrawn",
+            f"{self.drafted:,} drafted: {self.accepted:,} accepted and {self.redrawn:,} redrawn "
+            f"({self.acceptance:.1%} accepted), {self.drafted - self.accepted - self.redrawn:,} not compared",
         ]
         if self.looked:
             asked = "" if self.tol is None else f"; all keep {self.tol:g}"

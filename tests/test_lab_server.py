@@ -414,6 +414,7 @@ def test_a_proof_stands_still_while_somebody_moves_something_and_goes_on_afterwa
 ) -> None:
     found: list[Answered] = []
     staying = {"how": "stay", "mark": str(tmp_path)}
+    assert lab.post("/api/trial/verdict", {}).status == 200, "there is a process"
     proof = threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", staying)))
     proof.start()
     try:

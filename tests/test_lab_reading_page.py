@@ -133,6 +133,7 @@ def test_a_word_is_crossed_out_and_put_back(visit: Opener) -> None:
     assert crossed.get_attribute("data-t") == "3" and found.page.inner_text("#slot") == "sky"
     assert found.page.inner_text("#near") == "without it" and found.page.inner_text("#next .best b") == "sky"
     assert found.page.locator("#next li", has_text="te").first.locator("span.near").inner_text() == "10%"
+    assert found.page.locator("#next li:has-text('pot') span.near").inner_text() == "<10%", "less likely than the last"
     assert found.inputs == {"story": "teapot", "tol": "0.1", "without": "3"}
     found.page.click(f"#text [data-t='{LAST}']")  # asks, and cannot be crossed out
     assert crossed.count() == 1 and "before the one that asks" in found.page.inner_text("#fact")

@@ -292,19 +292,20 @@ function draw() {
 
 function drawNext() {
   const rows = compared(asking().next.exact, near());
-  const list = at("next"), said = share => share === null ? "–" : percent(share);
+  // A word that a list does not hold is less likely than its last one.
+  const list = at("next"), said = (share, words) => share === null ? `<${percent(words.at(-1)[1]).replace("<", "")}` : percent(share);
   const both = name => ["exact", "near"].map(className => element(name, {className}));
   while (list.children.length < rows.length) {
     list.append(element("li", {}, element("b"), element("span", {className: "bars"}, ...both("i")), ...both("span")));
   }
   const [[best]] = near();
-  rows.forEach(({word, exact, near}, i) => {
+  rows.forEach(({word, exact, near: likely}, i) => {
     const [name, bars, one, two] = list.children[i].children;
     name.textContent = /[\p{L}\p{N}]/u.test(word) ? word.trim() : quoted(word);
     list.children[i].classList.toggle("best", word === best);
     bars.children[0].style.scale = `${exact ?? 0} 1`;
-    bars.children[1].style.scale = `${near ?? 0} 1`;
-    [one.textContent, two.textContent] = [said(exact), said(near)];
+    bars.children[1].style.scale = `${likely ?? 0} 1`;
+    [one.textContent, two.textContent] = [said(exact, asking().next.exact), said(likely, near())];
   });
   at("near").textContent = state.crossed === null ? "at this error" : "without it";
   at("asks").textContent = `After ${quoted(state.word ? wholeWord(reading.words, state.word) : "start")}`;

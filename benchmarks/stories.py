@@ -37,7 +37,7 @@ def main() -> None:
     loaded = load_unpacked(given.model, print)
     for name in given.names or stories.story_names():
         story = stories.story_texts()[name]
-        known = {"write": WRITTEN, "name": "SmolLM2-135M", "tell": print}
+        known = {"write": WRITTEN, "name": "SmolLM2-135M", "cross_out": True, "tell": print}
         reading = reading_of(loaded.model, loaded.tokenizer, story["text"], story["asking"], **known)
         plain = plain_reading(reading, title=story["title"], about=story["about"])
         path = Path(stories.__file__).parent / f"{name}.js"

@@ -764,7 +764,7 @@ def _operator() -> Iterator[None]:
 @contextlib.contextmanager
 def _compiled() -> Iterator[None]:
     """Every entry of compiled code told to everybody who watches: what was traced before is not traced again."""
-    dynamo = importlib.import_module("torch._dynamo.eval_frame")
+    dynamo: Any = importlib.import_module("torch._dynamo.eval_frame")
     original = dynamo._callback_from_stance
 
     def entering(callback: Any) -> Any:

@@ -166,7 +166,7 @@ def sinusoid_distinct(proof: Proof, wave: Any) -> None:
         least = min(range(LAST), key=lambda i: float(real_[i]))
         smallest = all(another > real_[least] or i == least for i, another in enumerate(real_))
         says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
-        by_type = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
+        by_type: dict[str, Any] = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
         proof.shows(enclosed(smallest, says, step=least + 1, distance=real_[least].str(12), **by_type))
     for dtype in TYPES:
         # Entries are at most 1: each moves by at most eps/2.

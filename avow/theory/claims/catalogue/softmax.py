@@ -187,7 +187,7 @@ def softmax_stored(against: Refutation, stored: Any) -> None:
         ([100, 99], "an infinite denominator: without the shift, the weights are nan"),
     ):
         terms = torch.exp(torch.tensor(scores, dtype=torch.float32))
-        computed = {"terms in PyTorch": terms, "weights without the shift": terms / terms.sum()}
+        computed: dict[str, Any] = {"terms in PyTorch": terms, "weights without the shift": terms / terms.sum()}
         against.case({n: 2, s: scores}, says, **computed)
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from avow import file_io
 from avow.core import Problem
 from avow.integrations.transformers import enabling
-from avow.integrations.transformers.observers import watching
 from avow.integrations.transformers.model_files import Loaded, load_unpacked
+from avow.integrations.transformers.observers import watching
 from avow.integrations.transformers.reading import reading_of, start_ids
 from avow.lab import stories
 from avow.lab.reading_data import plain_reading

@@ -154,14 +154,15 @@ class Sums(Kernel):
             limits: f and its ends.
             *names: the sequences :math:`\lambda` and q.
         """
-        (index, *ends), (coordinate, *sides), (share, query) = self._limits(among), self._limits(limits), names
-        if any(sympy.sympify(term).has(name) for term in (point, points, *ends, *sides) for name in names):
+        (index, low, high), (coordinate, first, last) = self._limits(among), self._limits(limits)
+        share, query = names
+        if any(sympy.sympify(term).has(name) for term in (point, points, low, high, first, last) for name in names):
             raise Unproved(f"{text(points)} or its ends hold a sequence that is bound")
-        self._for_any(index, point, *sides)
-        mixed = each(coordinate, *sides, sympy.Eq(Sum(share[index] * points, among), point))
-        inside = And(each(index, *ends, share[index] >= 0), sympy.Eq(Sum(share[index], among), 1), mixed)
+        self._for_any(index, point, first, last)
+        mixed = each(coordinate, first, last, sympy.Eq(Sum(share[index] * points, among), point))
+        inside = And(each(index, low, high, share[index] >= 0), sympy.Eq(Sum(share[index], among), 1), mixed)
         gap = Sum(query[coordinate] * point, limits) - Sum(query[coordinate] * points, limits)
-        apart = Exists(query, each(index, *ends, gap >= 1))
+        apart = Exists(query, each(index, low, high, gap >= 1))
         return self._rule(sympy.Or(Exists(share, inside), apart), "a separating hyperplane", ())
 
     def next_whole(self, a: Any, b: Any) -> Step:

@@ -190,16 +190,25 @@ class Chance(Random):
     any other event it lies between 0 and 1.
     """
 
-    def in_balls(self, case: Case) -> arb:
+    @property
+    def sides(self) -> tuple[Any, Any] | None:
+        """What is to be no more than what, if the event is of that kind."""
         event = self.args[1]
         if not isinstance(event, sympy.Le | sympy.Ge):
-            return arb(0.5, 0.5)
+            return None
         low, high = (event.lhs, event.rhs) if isinstance(event, sympy.Le) else (event.rhs, event.lhs)
-        size = isinstance(low, sympy.Abs) and not high.has(self.args[0])
-        try:
-            constant, slopes = self._line(case, low.args[0] if size else low - high)
-        except TypeError:
+        factor, size = low.as_independent(sympy.Abs, as_Add=False)
+        if isinstance(size, sympy.Abs) and factor.is_positive:
+            low, high = size, high / factor
+            return (low, high) if linear(low.args[0], self.args[0]) and not high.has(self.args[0]) else None
+        return (low, high) if linear(low - high, self.args[0]) else None
+
+    def in_balls(self, case: Case) -> arb:
+        if self.sides is None:
             return arb(0.5, 0.5)
+        low, high = self.sides
+        size = isinstance(low, sympy.Abs)
+        constant, slopes = self._line(case, low.args[0] if size else low - high)
         spread = intervals.dot(list(slopes.values()), list(slopes.values())).sqrt()
         if not size:
             return intervals.normal_cdf(-constant / spread)
@@ -207,6 +216,20 @@ class Chance(Random):
         if not most >= 0:
             return arb(0) if most < 0 else arb(0.5, 0.5)
         return intervals.normal_cdf((most - constant) / spread) - intervals.normal_cdf((-most - constant) / spread)
+
+
+def linear(term: Any, w: Any) -> bool:
+    """Whether a term is linear in a sequence of random numbers."""
+    if not term.has(w):
+        return True
+    if isinstance(term, sympy.Add):
+        return all(linear(part, w) for part in term.args)
+    if isinstance(term, Sum):
+        return not any(part.has(w) for limit in term.limits for part in limit) and linear(term.function, w)
+    if isinstance(term, sympy.Mul):
+        moving = [factor for factor in term.args if factor.has(w)]
+        return len(moving) == 1 and linear(moving[0], w)
+    return isinstance(term, sympy.Indexed) and term.base == w and not any(index.has(w) for index in term.indices)
 
 
 def _parts(term: Any, case: Case) -> list[tuple[Any, Case]]:
@@ -433,8 +456,12 @@ class Statement:
         unmet = [one for one in self.hypotheses if one not in met and holds(one, case) is not True]
         if unmet:
             return -abs(intervals.most([violation(formula, case) for formula in unmet]))
-        # What says that something exists cannot be evaluated, only proved or denied.
-        return intervals.most([violation(part, case) for part in self.parts.values() if not part.has(Exists)])
+        return intervals.most([violation(part, case) for part in self.parts.values() if not _only_proved(part)])
+
+
+def _only_proved(formula: Formula) -> bool:
+    """Whether no evaluation can tell: that something exists, or how probable an event is whose law is not known."""
+    return formula.has(Exists) or any(one.sides is None for one in formula.atoms(Chance))
 
 
 def variables(formula: Formula) -> set[Any]:

@@ -9,7 +9,7 @@ import sympy
 from sympy import And, Implies, IndexedBase, KroneckerDelta, Not, Sum, exp
 
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import Chance, Exists, Formula, Mean, text
+from avow.theory.claims.formal import Chance, Exists, Formula, Mean, linear, text
 from avow.theory.claims.kernel import Kernel, Step, when_so
 
 
@@ -26,7 +26,7 @@ class Chances(Kernel):
             *limits: of the sum, or of a sum of sums from the innermost on.
         """
         factor, exponent = self._apart(w, factor), self.statement.expanded(sympy.sympify(exponent))
-        if not _linear(exponent, w):
+        if not linear(exponent, w):
             raise Unproved(f"{text(exponent)} is not linear in {text(w)}")
         self._whole(*(part for limit in limits for part in limit))
         self._apart(w, *(end for limit in limits for end in limit))
@@ -53,21 +53,29 @@ class Chances(Kernel):
         return self._rule(claimed, "the mean of a log-normal number", ())
 
     def chance_normal(
-        self, w: IndexedBase, slopes: Mapping[Any, Any], limits: tuple[Any, Any, Any], most: Any, *uses: Step
+        self,
+        w: IndexedBase,
+        slopes: Mapping[Any, Any],
+        limits: tuple[Any, Any, Any],
+        most: Any,
+        variance: Any,
+        *uses: Step,
+        when: Any = True,
     ) -> Step:
         r""":math:`P(X \le t) = \tfrac12(1 + \mathrm{erf}\tfrac{t}{\sqrt{2V}})`, and for
         :math:`t \ge 0` :math:`P(|X| \le t) = \mathrm{erf}\tfrac{t}{\sqrt{2V}}`.
 
-        X, of variance V > 0, is made of the normal numbers as in `mean_exp`: a sum of independent normal numbers with
-        factors is normal, of mean zero, with the squares of the factors for its variance. Its density is even, so that
-        half of what lies within t lies above zero. A single point has no probability: the same holds of X < t.
+        X is made of the normal numbers as in `mean_exp`, and V > 0 is its variance, as the steps say: a sum of
+        independent normal numbers with factors is normal, of mean zero, with the squares of the factors for its
+        variance. Its density is even, so that half of what lies within t lies above zero.
         """
-        most = self._apart(w, most)
-        form, variance = self._normal(w, slopes, limits)
+        most, variance = (self._apart(w, term) for term in (most, variance))
+        form, squares = self._normal(w, slopes, limits)
+        self._needed(uses, (when, And(sympy.Eq(squares, variance, evaluate=False), variance > 0)))
         size = sympy.erf(most / sympy.sqrt(2 * variance))
         below = sympy.Eq(Chance(w, form <= most), (1 + size) / 2, evaluate=False)
         within = Implies(most >= 0, sympy.Eq(Chance(w, sympy.Abs(form) <= most), size, evaluate=False))
-        return self._rule(And(below, within), "the law of a normal number", uses)
+        return self._rule(when_so(when, And(below, within)), "the law of a normal number", uses)
 
     def chance_implied(self, w: IndexedBase, one: Formula, other: Formula, *uses: Step, when: Any = True) -> Step:
         """An event that another one implies is as probable at least; what implies it steps must say of any numbers."""
@@ -120,16 +128,3 @@ class Chances(Kernel):
                 raise Unproved(f"{text(term)} is random itself")
         return terms[0] if terms else None
 
-
-def _linear(term: Any, w: IndexedBase) -> bool:
-    """Whether a term is linear in random numbers."""
-    if not term.has(w):
-        return True
-    if isinstance(term, sympy.Add):
-        return all(_linear(part, w) for part in term.args)
-    if isinstance(term, Sum):
-        return not any(part.has(w) for limit in term.limits for part in limit) and _linear(term.function, w)
-    if isinstance(term, sympy.Mul):
-        moving = [factor for factor in term.args if factor.has(w)]
-        return len(moving) == 1 and _linear(moving[0], w)
-    return isinstance(term, sympy.Indexed) and term.base == w and not any(index.has(w) for index in term.indices)

@@ -724,7 +724,7 @@ def _not(answer: bool | None) -> bool | None:
 
 
 # By how much equal numbers break what says that one is less.
-_NOTHING = arb(2) ** -64
+NOTHING = arb(2) ** -64
 
 
 def violation(formula: Formula, case: Case) -> arb:
@@ -753,7 +753,7 @@ def violation(formula: Formula, case: Case) -> arb:
             return abs(gap) if formula.rel_op == "==" else -abs(gap)
         # What fractions show to be equal is not less, if by nothing.
         if formula.rel_op in ("<", ">") and _fraction(formula.lhs - formula.rhs, case) == 0:
-            return _NOTHING
+            return NOTHING
         return gap if formula.rel_op in ("<=", "<") else -gap
     answer = holds(formula, case)
     return arb("nan") if answer is None else arb(-1 if answer else 1)

@@ -111,8 +111,7 @@ def _law_of_gap(spread: Formula) -> Statement:
         then={
             "law": Eq(Chance(w, Abs(gap) <= delta), erf(delta / sqrt(2 * variance))),
             "not where": Chance(w, within) <= 2 * delta / sqrt(2 * variance),
-            "average": Chance(w, And(first >= least, second >= least))
-            >= erf(delta / sqrt(2 * variance)) - failing,
+            "average": Chance(w, And(first >= least, second >= least)) >= erf(delta / sqrt(2 * variance)) - failing,
         },
         where={
             variance: spread(alpha, beta),
@@ -179,7 +178,10 @@ def _averages(proof: Proof, spread: Any, found: Step) -> None:
     """What all gaps but the first allow, and how often they do."""
     some, size = proof.given(n >= 2), proof.given(delta > 0)
     quiet, loud = proof.given(alpha > 0), proof.given(beta > 0)
-    even, far = Abs(noisy_score(1) - noisy_score(2)) <= delta, each(j, 3, n, noisy_score(1) - noisy_score(j) >= beta / 2)
+    even, far = (
+        Abs(noisy_score(1) - noisy_score(2)) <= delta,
+        each(j, 3, n, noisy_score(1) - noisy_score(j) >= beta / 2),
+    )
     away = far.args[3]
     inside = And(j >= 3, j <= n)
     # A gap to any other key has mean β, and the same variance.
@@ -201,19 +203,32 @@ def _averages(proof: Proof, spread: Any, found: Step) -> None:
     # The weights that this leaves.
     low, high, rest, total = real("a b R T")
     behind = proof.exp_monotone(noisy_score(j), noisy_score(1) - beta / 2, quiet)
-    behind = proof.have(Implies(And(far, inside), exp(noisy_score(j)) <= exp(noisy_score(1) - beta / 2)), behind, proof.member(far, j))
+    behind = proof.have(
+        Implies(And(far, inside), exp(noisy_score(j)) <= exp(noisy_score(1) - beta / 2)), behind, proof.member(far, j)
+    )
     summed = proof.sum_most(exp(noisy_score(j)), exp(noisy_score(1) - beta / 2), (j, 3, n), behind, when=far)
     first_two = proof.sum_first(exp(noisy_score(j)), every_key), proof.sum_first(exp(noisy_score(j)), (j, 2, n))
-    scores = {low: noisy_score(1), high: noisy_score(2), rest: Sum(exp(noisy_score(j)), (j, 3, n)), total: Sum(exp(noisy_score(j)), every_key)}
+    scores = {
+        low: noisy_score(1),
+        high: noisy_score(2),
+        rest: Sum(exp(noisy_score(j)), (j, 3, n)),
+        total: Sum(exp(noisy_score(j)), every_key),
+    }
     ends = [proof.exp_monotone(*pair) for pair in ((high, low + delta), (low, high + delta))]
     least_ = proof.statement.expanded(least)
     goal = And(exp(low) / total >= least_, exp(high) / total >= least_)
-    known = And(Eq(total, exp(low) + exp(high) + rest), rest >= 0, rest <= (n - 2) * exp(low - beta / 2), Abs(low - high) <= delta)
+    known = And(
+        Eq(total, exp(low) + exp(high) + rest),
+        rest >= 0,
+        rest <= (n - 2) * exp(low - beta / 2),
+        Abs(low - high) <= delta,
+    )
     weights = proof.have(Implies(known, goal), *ends)
     none = proof.sum_most(0, exp(noisy_score(j)), (j, 3, n))
-    holds = proof.chance_implied(w, And(even, far), put_all(goal, scores), proof.at(weights, scores), *first_two, summed, none, some)
+    holds = proof.chance_implied(
+        w, And(even, far), put_all(goal, scores), proof.at(weights, scores), *first_two, summed, none, some
+    )
     proof.conclude("average", holds, together, fails, found, some)
-
 
 
 def _gap_is_normal(proof: Proof, spread: Any, most: Any) -> Step:
@@ -264,7 +279,13 @@ def _one_or_other(stretch: tuple[Any, Any]) -> Statement:
     total = Sum(exp(_stretched(j)), every_key)
     short, long = 1 / (1 + eps + 1 / root), 1 / (1 + (1 + eps) / root)
     return Statement(
-        variables={n: _MEANS[n], d: _MEANS[d], mu: "the keys", eps: "what the others may have", c: "how long key 1 comes"},
+        variables={
+            n: _MEANS[n],
+            d: _MEANS[d],
+            mu: "the keys",
+            eps: "what the others may have",
+            c: "how long key 1 comes",
+        },
         given=[n >= 2, eps > 0, orthonormal(n)],
         then={
             "ratio": Eq(first / second, exp((c - 1) * log(n / eps))),
@@ -272,7 +293,14 @@ def _one_or_other(stretch: tuple[Any, Any]) -> Statement:
             "long": Implies(Eq(c, stretch[1]), first >= long),
         },
         where={first: exp(_stretched(1)) / total, second: exp(_stretched(2)) / total, root: sqrt(n / eps)},
-        terms={"ratio": exp((c - 1) * log(n / eps)), "short": short, "long": long, "z": sqrt(n / eps), "root": root, "c": c},
+        terms={
+            "ratio": exp((c - 1) * log(n / eps)),
+            "short": short,
+            "long": long,
+            "z": sqrt(n / eps),
+            "root": root,
+            "c": c,
+        },
         notes=["real arithmetic", "the query is ln(n/ε) times the sum of keys 1 and 2, as they were meant"],
         spans=Spans({"c is ½ or 3/2": range(2), "ε": (0.01, 0.99), "n": range(2, 7)}, case),
     )
@@ -301,17 +329,29 @@ def noise_one_key_discrete(proof: Proof, stretch: tuple[Any, Any]) -> None:
     some, size = proof.given(n >= 2), proof.given(eps > 0)
     far = log(n / eps)
     products = {pair: inner_products(proof, orthonormal(n), *pair) for pair in _PAIRS}
-    known = proof.have(And(n >= 2, eps > 0, *(products[pair].formula for pair in _PAIRS[:3])), some, size, *map(products.get, _PAIRS[:3]))
+    known = proof.have(
+        And(n >= 2, eps > 0, *(products[pair].formula for pair in _PAIRS[:3])),
+        some,
+        size,
+        *map(products.get, _PAIRS[:3]),
+    )
     others = proof.have(Implies(_OTHERS, Eq(_stretched(j), 0)), products[j, 1], products[j, 2])
-    others = proof.have(Implies(_OTHERS, Eq(exp(_stretched(j)), 1)), others, proof.same_value(exp, _stretched(j), sympy.Integer(0)))
+    others = proof.have(
+        Implies(_OTHERS, Eq(exp(_stretched(j)), 1)), others, proof.same_value(exp, _stretched(j), sympy.Integer(0))
+    )
     on = []
     for place, number in ((1, c * far), (2, far)):
         score = proof.have(Eq(_stretched(place), number), known)
-        on.append(proof.have(Eq(exp(_stretched(place)), exp(number)), score, proof.same_value(exp, _stretched(place), number)))
+        on.append(
+            proof.have(Eq(exp(_stretched(place)), exp(number)), score, proof.same_value(exp, _stretched(place), number))
+        )
     summed = proof.sum_same(exp(_stretched(j)), 1, (j, 3, n), others)
     total = proof.have(
         Eq(Sum(exp(_stretched(j)), every_key), exp(c * far) + n / eps + n - 2),
-        *first_and_others(proof, _stretched), summed, *on, some,
+        *first_and_others(proof, _stretched),
+        summed,
+        *on,
+        some,
     )
     proof.conclude("ratio", *on)
     for part, own in (("short", on[1]), ("long", on[0])):
@@ -319,8 +359,10 @@ def noise_one_key_discrete(proof: Proof, stretch: tuple[Any, Any]) -> None:
         level = proof.same_value(exp, c * far, when.rhs * far)
         proof.conclude(part, own, total, level, some, size)
     analysis = noise_analysis(
-        1000, [{0: math.log(1e5), 1: math.log(1e5)}],
-        DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2))), eta=0.9,
+        1000,
+        [{0: math.log(1e5), 1: math.log(1e5)}],
+        DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2))),
+        eta=0.9,
     )
     says = "the library's analysis, 1,000 keys, ε = 0.01: neither outcome comes within 0.9·max‖v‖ of the mean"
     proof.shows(enclosed(analysis.success == (0.0, 0.0), says, errors=[one.error[0] for one in analysis.outcomes]))
@@ -347,6 +389,16 @@ _STRENGTH = {beta: "the query's length, over √2"}
 _LENGTH = {x: "how long key a comes"}
 
 
+share, own_score, other_score, length = real("omega s_a s_b X")
+
+
+def _scaled_case(quiet: arb, loud: arb, at: arb, part: arb) -> dict[Any, Any]:
+    return {d: 2, mu: along_axes(2), alpha: decimal(quiet), beta: loud, x: at, share: part}
+
+
+_SCALED = Spans({"α": (0, 1), "β": (0.1, 20), "x": (-2, 4), "ω": (0.01, 0.99)}, _scaled_case)
+
+
 def _within_reach(_: Scaled) -> Statement:
     stated, scores = 1 / (1 + exp(beta * (1 - x))), [exp(beta * x), exp(beta)]
     half = Rational(1, 2)
@@ -360,7 +412,7 @@ def _within_reach(_: Scaled) -> Statement:
         },
         terms={"stated": stated, "half": half},
         notes=["real arithmetic", "X is 1 + w/√2 with a normal w, and the isotropic noise is nothing"],
-        spans={beta: (1, 20), x: (-2, 4)},
+        spans=_SCALED,
     )
 
 
@@ -370,9 +422,6 @@ def _key_a(place: Any) -> Any:
     return mu[1, place] + sqrt(alpha) * w[1, place] + along
 
 
-share, own_score, other_score, length = real("omega s_a s_b X")
-
-
 def _bernoulli(scaled: Scaled) -> Statement:
     still = [Sum(x * mu[1, f] * query(f), coordinates), Sum(mu[2, f] * query(f), coordinates)]
     total = sum(map(exp, still))
@@ -380,10 +429,6 @@ def _bernoulli(scaled: Scaled) -> Statement:
     spread = beta**2 * (scaled.variance + 4 * alpha)
     level = log(share / (1 - share))
     below = Chance(w, first <= share)
-
-    def case(*numbers: arb) -> dict[Any, Any]:
-        quiet, loud, at, part = numbers
-        return {d: 2, mu: along_axes(2), alpha: decimal(quiet), beta: loud, x: at, share: part}
 
     return Statement(
         variables=_STRENGTH
@@ -416,7 +461,7 @@ def _bernoulli(scaled: Scaled) -> Statement:
             "off": Abs(level) / sqrt(2 * spread),
         },
         notes=["real arithmetic", _NORMAL.replace("the noise is √α·w: ", ""), _OF_AVERAGE],
-        spans=Spans({"α": (0, 1), "β": (0.1, 20), "x": (-2, 4), "ω": (0.01, 0.99)}, case),
+        spans=_SCALED,
     )
 
 
@@ -479,7 +524,9 @@ def noise_one_key_gauss(against: Refutation, proof: Proof, scaled: Scaled) -> No
     same = as_probable(proof, noise <= level, put_all(weight, scores) <= share, gap, proof.at(below, scores))
     law = proof.conclude("coin", normal, same)
     size = level / sqrt(2 * spread)
-    sides = [proof.at(side, {t: z}) for side in (erf_is_below(proof), erf_is_not_negative(proof)) for z in (size, -size)]
+    sides = [
+        proof.at(side, {t: z}) for side in (erf_is_below(proof), erf_is_not_negative(proof)) for z in (size, -size)
+    ]
     proof.conclude("half", law, *sides, loud, quiet)
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"

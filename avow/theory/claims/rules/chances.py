@@ -127,4 +127,3 @@ class Chances(Kernel):
             if term.has(w):
                 raise Unproved(f"{text(term)} is random itself")
         return terms[0] if terms else None
-

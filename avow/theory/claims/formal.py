@@ -46,6 +46,9 @@ Case = Mapping[Any, Any]
 class _Ranged:
     """What binds an index that runs from one whole number to another."""
 
+    args: Any
+    func: Any
+
     @property
     def free_symbols(self) -> set[Any]:
         index, low, high, body = self.args

@@ -17,7 +17,6 @@ Args:
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -28,7 +27,6 @@ import torch
 from flint import arb
 
 from avow.numerics import intervals
-from avow.theory.claims.claim import Formula
 from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.claims.kernel import conditions
 from avow.theory.claims.rules.analysis import SMOOTH
@@ -55,25 +53,6 @@ def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidenc
         hint = "to refute a statement, yield toolbox.counterexample with numbers at which it fails"
         raise Unproved(f"{says}: the two sides differ by {difference}; {hint}")
     return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
-
-
-def equal_matrices(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
-    """Two matrices of expressions are equal, entry by entry."""
-    left, right = sympy.Matrix(left), sympy.Matrix(right)
-    if left.shape != right.shape:
-        raise Unproved(f"{says}: shapes {left.shape} and {right.shape} differ")
-    for row in range(left.rows):
-        for column in range(left.cols):
-            identity(left[row, column], right[row, column], f"{says}, entry ({row + 1}, {column + 1})")
-    return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
-
-
-def same_product(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
-    """Two expressions in matrix symbols are equal, whatever sizes the symbols stand for."""
-    left, right = (sympy.expand(side).doit() for side in (left, right))
-    if left.shape != right.shape or left != right:
-        raise Unproved(f"{says}: {left} is not {right}")
-    return Evidence("symbolic", says, {"equal": sympy.latex(left), "size": str(left.shape)}, amended)
 
 
 def nonnegative(expression: Any, says: str, amended: bool = False) -> Evidence:
@@ -131,21 +110,6 @@ def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amend
     raise trouble
 
 
-def induction(form: Formula, first: int, start: Any, step: Formula, says: str, amended: bool = False) -> Evidence:
-    """A quantity that is `start` at `first` and goes from n to n+1 by `step(quantity, n)` is `form(n)` at every n.
-
-    Args:
-        form: the formula, a function of n.
-        first: the n to begin at.
-        start: the quantity there.
-        step: the quantity at n + 1, a function of the quantity at n and of n.
-    """
-    n = sympy.Symbol("n", integer=True, positive=first > 0, nonnegative=True if first >= 0 else None)
-    identity(form(sympy.Integer(first)), start, f"{says}, at n = {first}")
-    identity(form(n + 1), step(form(n), n), f"{says}, from n to n + 1")
-    return Evidence("symbolic", says, {"for all n from": first, "form": sympy.latex(_exact(form(n)))}, amended)
-
-
 def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evidence:
     """A comparison of fractions came out true; floats among the facts would betray that it was none."""
     for name, fact in facts.items():
@@ -167,55 +131,6 @@ def enclosed(holds: bool | Callable[[], bool], says: str, amended: bool = False,
     if not intervals.decided(lambda: True if _truth(ask()) else None, most=4096):
         raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
     return Evidence("balls", says, facts, amended)
-
-
-def cover(
-    holds: Callable[..., bool], box: Box, says: str, amended: bool = False, most: int = 20000, bits: int = 64
-) -> Evidence:
-    """A condition on balls is true on every piece of a box, which is halved where it is not yet.
-
-    `holds(x, y, …)` gets one ball per side and may only return True when it is so for all their numbers.
-
-    Args:
-        holds: the condition, a function of one ball for each side of the box.
-        box: the two ends of each side.
-        most: how many pieces are tried at most.
-        bits: the precision of the balls.
-    """
-    for side in box:
-        if not side[0] <= side[1]:
-            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is not an interval")
-    pieces = [(0.0, 0, tuple((Fraction(low), Fraction(high)) for low, high in box))]
-    tried = 0
-    with intervals.precision(bits):
-        while pieces:
-            _, _, piece = heapq.heappop(pieces)
-            tried += 1
-            if tried > most:
-                where = ", ".join(f"[{float(low):.6g}, {float(high):.6g}]" for low, high in piece)
-                raise Unproved(f"{says}: still open after {most} pieces, at {where}")
-            if _truth(holds(*(intervals.interval(low, high) for low, high in piece))):
-                continue
-            widest = max(range(len(piece)), key=lambda i: piece[i][1] - piece[i][0])
-            low, high = piece[widest]
-            middle = (low + high) / 2
-            for i, half in enumerate(((low, middle), (middle, high))):
-                halved = (*piece[:widest], half, *piece[widest + 1 :])
-                heapq.heappush(pieces, (-float(high - low), 2 * tried + i, halved))
-    domain = " × ".join(f"[{float(low):g}, {float(high):g}]" for low, high in box)
-    return Evidence("balls", says, {"domain": domain, "pieces": tried}, amended)
-
-
-def law(probability: arb, low: float, high: float, says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A probability from its exact law lies between two numbers.
-
-    Args:
-        probability: as a ball.
-        low, high: the two numbers.
-    """
-    if not (probability >= arb(low) and probability <= arb(high)):
-        raise Unproved(f"{says}: the law gives {probability}, not within [{low}, {high}]")
-    return Evidence("exact law", says, {"probability": probability.str(20), **facts}, amended)
 
 
 def kept(construction: Construction, says: str, amended: bool = False, **facts: Any) -> Evidence:

@@ -25,16 +25,16 @@ from avow.theory.claims.catalogue.noise import (
     along_axes,
     as_probable,
     first_and_others,
+    mu,
     orthonormal,
     stretched_score,
-    mu,
     w,
 )
 from avow.theory.claims.catalogue.singular import inner_products
 from avow.theory.claims.claim import Falsifier, Formula, claims_on
 from avow.theory.claims.evidence import Evidence
 from avow.theory.claims.formal import Chance, Spans, Statement, decimal, real, whole
-from avow.theory.claims.kernel import Step, put_all, when_so
+from avow.theory.claims.kernel import Step, when_so
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, rational
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
@@ -156,9 +156,9 @@ def _twice_as_long(strength: Formula) -> Statement:
     amendment=_twice_as_long,
     plain="Two heads of length {length}, one for each value, average robustly: each has a weight of {near} on its value"
     " at least, even when the first key comes half as long, for its score still dwarfs the rest.",
-    amended_plain="Heads of length {length} do, for every length of the first key from {least} on. The shorter ones do not:"
-    " at half the length the first head has {half}, where {root} is {z}, which falls short where {many}, and is {lost} at"
-    " most.",
+    amended_plain="Heads of length {length} do, for every length of the first key from {least} on. The shorter ones do"
+    " not: at half the length the first head has {half}, where {root} is {z}, which falls short where {many}, and is"
+    " {lost} at most.",
     subject=lambda n, eps: 2 * log(n / eps),
     sabotage={
         "no longer than stated": lambda n, eps: log(n / eps),
@@ -263,7 +263,7 @@ def _gauss_law(law: Law) -> Statement:
         },
         notes=[
             *_TWO_HEADS,
-            "key 1 comes 1 + w/√2 times as long, with a normal w of mean zero and variance one; the isotropic noise is nothing",
+            "key 1 comes 1 + w/√2 times as long, with a normal w of mean zero and variance one",
         ],
         spans=_gauss_spans(1),
     )
@@ -336,8 +336,8 @@ def _identical(heads: Heads) -> Statement:
         where=dict(zip(weights, terms, strict=True)),
         notes=[
             "real arithmetic",
-            "orthonormal keys, of which the first comes half or one and a half times as long with equal chances, so that"
-            " the variance of what depends on it is the square of half the difference",
+            "orthonormal keys, the first half or one and a half times as long with equal chances: the variance of what"
+            " depends on that is the square of half the difference",
             "a query of length ln(n/ε) along a key: its exponential is n/ε to the length of the key",
         ],
         spans=Spans({"n": range(2, 101), "√(n/ε)": range(11, 201)}, lambda count, ratio: {n: count, root: ratio}),
@@ -375,6 +375,7 @@ def heads_identical(against: Refutation, _: Heads) -> None:
 
 # Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
 A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
+x, y = sympy.symbols("x y", commutative=False)
 away_from_b = 1 - B * H * Bt
 
 

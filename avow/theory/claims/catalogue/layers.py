@@ -272,7 +272,7 @@ def _routed(layer: Weights) -> Statement:
 def route_by_weights(proof: Proof, layer: Weights) -> None:
     long, products = proof.given(beta > 0), _products(proof)
     all_known = proof.have(And(beta > 0, products.formula), long, products)
-    for part, (weights, token, target, read, _) in _ROUTES.items():
+    for part, (weights, token, _, read, _) in _ROUTES.items():
         scores = _asked(layer.query, token)
         powers = _powers(proof, all_known, scores, [beta**2 * int(place == read) for place in range(3)])
         own = And(*(Eq(weight, share) for weight, share in zip(weights, _largest(read), strict=True)))
@@ -450,7 +450,12 @@ def permutation(proof: Proof, layer: Layer) -> None:
     so_far = _moved(t)
     query, key = And(so_far, i >= 1, i <= n), And(so_far, i >= 1, i <= n, j >= 1, j <= n)
 
-    ours, theirs = (lambda i: _token(layer, y, i)), (lambda i: _token(layer, x, order[i]))
+    def ours(i: Any) -> Any:
+        return _token(layer, y, i)
+
+    def theirs(i: Any) -> Any:
+        return _token(layer, x, order[i])
+
     own = proof.member(so_far, i), proof.member(put(so_far.args[3], i, i), k)
     token = proof.row_same(y[t, i, k], x[t, order[i], k], (k, 1, d), *own, when=query)
     other = proof.at(token, {i: j})
@@ -478,12 +483,12 @@ def permutation(proof: Proof, layer: Layer) -> None:
     one, two = _read(layer, y, i), _read(layer, x, order[i])
     read = proof.have(Implies(query, Eq(one, two, evaluate=False)), *sums)
     by_head = proof.row_same(one, two, (f, 1, width), read, when=query)
-    rows = [Row(f, 1, width, part) for part in (one, two)]
-    by_layer = proof.row_same(*rows, (h, 1, heads), by_head, when=query)
-    rows = [Row(h, 1, heads, row) for row in rows]
+    mine, yours = (Row(f, 1, width, part) for part in (one, two))
+    by_layer = proof.row_same(mine, yours, (h, 1, heads), by_head, when=query)
+    mine, yours = (Row(h, 1, heads, row) for row in (mine, yours))
     became = (
-        proof.same_value(lambda row: after(t, c, row, rows[0]), ours(i), theirs(i)),
-        proof.same_value(lambda row: after(t, c, theirs(i), row), *rows),
+        proof.same_value(lambda row: after(t, c, row, mine), ours(i), theirs(i)),
+        proof.same_value(lambda row: after(t, c, theirs(i), row), mine, yours),
     )
     # The two runs, a layer on.
     runs = []
@@ -501,9 +506,9 @@ def permutation(proof: Proof, layer: Layer) -> None:
         by_layer,
         *became,
     )
-    row = proof.every(_moved(t + 1).args[3], entry, when=And(query, below))
-    rows = proof.every(_moved(t + 1), row, when=And(so_far, below))
+    inner = proof.every(_moved(t + 1).args[3], entry, when=And(query, below))
+    outer = proof.every(_moved(t + 1), inner, when=And(so_far, below))
     until = Implies(t <= layers + 1, so_far)
     start = proof.have(until.subs(t, 1), proof.given(_moved(1)))
-    onward = proof.have(Implies(And(t >= 1, until), until.subs(t, t + 1)), rows)
+    onward = proof.have(Implies(And(t >= 1, until), until.subs(t, t + 1)), outer)
     proof.conclude("equivariant", proof.at(proof.induction(until, t, 1, start, onward), {t: layers + 1}), deep)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
-from sympy import Abs, And, Eq, Implies, KroneckerDelta, Rational, Sum, Symbol, erf, exp, log, sqrt
+from sympy import Abs, And, Eq, Implies, KroneckerDelta, Rational, Sum, erf, exp, log, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.theory.claims.catalogue.singular import inner_products
@@ -144,8 +144,8 @@ def _law_of_gap(spread: Formula) -> Statement:
     " averages. With a probability of {half} at least its two scores are within {log} of each other.",
     amended_plain="The gap between the two scores is normal with variance {variance}. It is at most {apart} with"
     " probability {law}, so both weights are at least {least} with that probability less {failing}, and the query"
-    " averages where this variance vanishes. Where it does not, the weights are within a factor of {ratio} of each other"
-    " with a probability of {most} at most.",
+    " averages where this variance vanishes. Where it does not, the weights are within a factor of {ratio} of each"
+    " other with a probability of {most} at most.",
     subject=lambda alpha, beta: 4 * alpha * beta**2,
     sabotage={
         "only one of the two keys moves": lambda alpha, beta: 2 * alpha * beta**2,
@@ -176,8 +176,7 @@ def noise_isotropic(against: Refutation, proof: Proof, spread: Formula) -> None:
 
 def _averages(proof: Proof, spread: Any, found: Step) -> None:
     """What all gaps but the first allow, and how often they do."""
-    some, size = proof.given(n >= 2), proof.given(delta > 0)
-    quiet, loud = proof.given(alpha > 0), proof.given(beta > 0)
+    some, quiet, loud = proof.given(n >= 2), proof.given(alpha > 0), proof.given(beta > 0)
     even, far = (
         Abs(noisy_score(1) - noisy_score(2)) <= delta,
         each(j, 3, n, noisy_score(1) - noisy_score(j) >= beta / 2),
@@ -315,8 +314,8 @@ def along_axes(count: int) -> list[list[int]]:
     "noise-one-key-discrete",
     expected="proved",
     formal=_one_or_other,
-    plain="If the first key comes {c} times as long, the query of an average gives weights in a ratio of {ratio}. Half as"
-    " long, it has {short} for the other value at least, and one and a half times as long {long} for its own, where"
+    plain="If the first key comes {c} times as long, the query of an average gives weights in a ratio of {ratio}. Half"
+    " as long, it has {short} for the other value at least, and one and a half times as long {long} for its own, where"
     " {root} is {z}: the larger that is, the more the answer is one value or the other, and not their mean.",
     subject=(Rational(1, 2), Rational(3, 2)),
     sabotage={
@@ -333,7 +332,7 @@ def noise_one_key_discrete(proof: Proof, stretch: tuple[Any, Any]) -> None:
         And(n >= 2, eps > 0, *(products[pair].formula for pair in _PAIRS[:3])),
         some,
         size,
-        *map(products.get, _PAIRS[:3]),
+        *(products[pair] for pair in _PAIRS[:3]),
     )
     others = proof.have(Implies(_OTHERS, Eq(_stretched(j), 0)), products[j, 1], products[j, 2])
     others = proof.have(
@@ -473,8 +472,8 @@ def _bernoulli(scaled: Scaled) -> Statement:
     plain="With noise of variance {half} along its own mean, key a is X times its mean, and X is within {half} of one;"
     " both weights are {stated}.",
     amended_plain="X is normal: at most x with probability {law}, and negative with probability {negative} where there"
-    " is no other noise. The weights are {first} and {second}. That of key a is at most {share} with probability {coin},"
-    " which is within {off} of {half}: as the query grows, one key takes all, each half of the time.",
+    " is no other noise. The weights are {first} and {second}. That of key a is at most {share} with probability"
+    " {coin}, which is within {off} of {half}: as the query grows, one key takes all, each half of the time.",
     subject=Scaled(),
     sabotage={
         "the same weight for both": Scaled(weight_b=Scaled().weight_a),
@@ -504,8 +503,8 @@ def noise_one_key_gauss(against: Refutation, proof: Proof, scaled: Scaled) -> No
     # Without isotropic noise the scores are βX and β.
     still = [Sum(x * mu[1, f] * query(f), coordinates), Sum(mu[2, f] * query(f), coordinates)]
     powers = []
-    for score, number, facts in zip(still, (beta * x, beta), (products[:2], products[1:]), strict=True):
-        comes_to = proof.have(Eq(score, number), *facts)
+    for score, number, given in zip(still, (beta * x, beta), (products[:2], products[1:]), strict=True):
+        comes_to = proof.have(Eq(score, number), *given)
         powers.append(proof.have(Eq(exp(score), exp(number)), comes_to, proof.same_value(exp, score, number)))
     proof.conclude("first", *powers)
     proof.conclude("second", *powers)
@@ -530,5 +529,6 @@ def noise_one_key_gauss(against: Refutation, proof: Proof, scaled: Scaled) -> No
     proof.conclude("half", law, *sides, loud, quiet)
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
-    facts = {"mean": list(analysis.mean), "variance": list(analysis.variance)}
-    proof.shows(enclosed(analysis.variance[0] > 0.249, says, **facts))
+    proof.shows(
+        enclosed(analysis.variance[0] > 0.249, says, mean=list(analysis.mean), variance=list(analysis.variance))
+    )

@@ -1,6 +1,6 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-First come equality, signs and induction in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
+First come equality and signs in symbols (SymPy), then fractions and balls, then what refutes; `search`
 is the weakest, support and never proof. A ball is a number with a radius (python-flint's `arb`): the true value lies
 within it, so a comparison of balls that comes out true is proved.
 

@@ -224,7 +224,7 @@ def _gauss_as_stated(_: Law) -> Statement:
         beta >= 100 * log((n - 1) / eps),
         then={"both": And(first >= near, second >= near)},
         where={first: _weight(1, beta, length), second: _weight(2, beta, length)},
-        terms={"near": near, "length": length},
+        terms={"near": near, "length": length, "long": beta >= 100 * log((n - 1) / eps)},
         notes=_TWO_HEADS,
         spans=_gauss_spans(100),
     )
@@ -274,8 +274,8 @@ def _gauss_law(law: Law) -> Statement:
     expected="corrected",
     formal=_gauss_as_stated,
     amendment=_gauss_law,
-    plain="With Gaussian scaling of the first key, two long separate heads still give the mean of the two values:"
-    " whatever the length {length} that it comes in, each head gives its own value a weight of {near} at least.",
+    plain="With Gaussian scaling of the first key, two separate heads, of {long}, still give the mean of the two"
+    " values: whatever the length {length} that it comes in, each head gives its own value a weight of {near} or more.",
     amended_plain="They do so with probability {law}, where {least} is {is}: exactly when the key is that long. As the"
     " query grows, this rises to {limit}, and never past it: a key of length {short} leaves the first head {few} at"
     " most, however long its query.",

@@ -96,7 +96,7 @@ def _still_averages(_: Formula) -> Statement:
         given=[n >= 2, alpha > 0, alpha <= Rational(1, 1000), beta >= 10, orthonormal(n)],
         then={"average": Chance(w, even) >= Rational(1, 2)},
         where={gap: noisy_score(1) - noisy_score(2)},
-        terms={"small": Rational(1, 1000), "log": log(3), "half": Rational(1, 2)},
+        terms={"small": Rational(1, 1000), "long": beta >= 10, "log": log(3), "half": Rational(1, 2)},
         notes=["real arithmetic", _NORMAL, _OF_AVERAGE],
         spans=Spans(_QUIET_AND_LOUD, _two_turned, (orthonormal(n),)),
     )
@@ -140,7 +140,7 @@ def _law_of_gap(spread: Formula) -> Statement:
     expected="corrected",
     formal=_still_averages,
     amendment=_law_of_gap,
-    plain="Keys with small isotropic noise, of variance {small} at most: the query of an average, however long, still"
+    plain="Keys with small isotropic noise, of variance {small} at most: the query of an average, where {long}, still"
     " averages. With a probability of {half} at least its two scores are within {log} of each other.",
     amended_plain="The gap between the two scores is normal with variance {variance}. It is at most {apart} with"
     " probability {law}, so both weights are at least {least} with that probability less {failing}, and the query"

@@ -12,14 +12,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-browser test-kernels test-processes test-wheel test-proofs test-model test-transformers proofs claims check format fuzz fuzz-lab soak bench docs picture clean help
+.PHONY: compare test test-commands test-browser test-kernels test-processes test-wheel test-proofs test-model test-transformers proofs claims check format fuzz fuzz-lab soak bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
 	@$(BIN)/avow compare
 
-test: $(READY)  ## the tests; the others that CI runs are test-browser, test-kernels, test-processes and test-wheel
+test: $(READY)  ## the tests; CI runs those with a name of their own as well, such as test-commands
 	@$(BIN)/python -m pytest -n 3 -q --dist loadfile
+
+test-commands: $(READY)  ## tests of whole commands: every page of the documents, a method as a package, the suite itself
+	@$(BIN)/python -m pytest -n 3 -q -m commands
 
 test-browser: $(READY)  ## tests of the lab, the reports and the documents in a real browser
 	@$(BIN)/python -m pytest -n 2 -q --dist loadfile -m browser

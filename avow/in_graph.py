@@ -6,7 +6,6 @@ put together when somebody looks. Calls that need gradients, a generator or a `M
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import json
@@ -38,7 +37,7 @@ def spoken(arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
 
 
 def _words(**options: Any) -> str:
-    return repr(options)
+    return json.dumps(options)
 
 
 # For the compiler, which need not look inside: words follow from what a graph is made for.
@@ -62,7 +61,7 @@ def _origin(q: Tensor, k: Tensor, v: Tensor, masks: tuple[Tensor | None, ...], w
 
     if deferred.waits_freely(q.device) or any(x is not None and x.dtype != torch.bool for x in masks):
         return None
-    options = ast.literal_eval(words) | {"mask": masks[0], "attn_mask": masks[1]}
+    options = json.loads(words) | {"mask": masks[0], "attn_mask": masks[1]}
     problem, method = later_method(q, k, v, **options)
     return None if method is None else Origin.of(method, problem)
 
@@ -87,7 +86,7 @@ def _attend(
     if origin is not None:
         out, lengths = deferred.answer(origin.method, origin.filled(q, k, v))
         return out.reshape(*q.shape[:-1], v.shape[-1]), lengths, *_nothing(q)
-    out, certificate = attend_eagerly(q, k, v, mask=mask, attn_mask=attn_mask, **ast.literal_eval(words))
+    out, certificate = attend_eagerly(q, k, v, mask=mask, attn_mask=attn_mask, **json.loads(words))
     said = certificate.to_json(rows=False).encode()
     if len(said) > _ROOM:
         said = dataclasses.replace(certificate, reason=certificate.reason[: _ROOM // 8]).to_json(rows=False).encode()

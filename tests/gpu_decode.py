@@ -24,10 +24,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from avow.kernels.sparse_decode import decode, value_lengths
+from avow.kernels.sparse_decode import decode
 from avow.nn import KeyValueCache
 from avow.numerics.sketch import sketched
 from tests.helpers.decode_checks import faults_beside_references
+from tests.helpers.decode_references import value_lengths
 
 _CONFIDENCE = 0.999
 # Seconds between two lines, and queries that each cache is asked.

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -186,6 +186,16 @@ def test_a_tolerance_decides_what_is_an_alarm() -> None:
         assert bool(report.alarms) is alarm and all(row.allowed == tol for row in report.layers.popitem()[1].worst)
 
 
+def test_a_rate_that_says_nothing_about_other_rows_is_named() -> None:
+    q = torch.randn(1, 2, 30, 8)
+    with avow.auditing() as low:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    with avow.auditing(rate=0.5) as high:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert "too rarely to say anything about the others of a layer's 60 rows; a higher rate would." in str(low)
+    assert "at most 6 rows of a layer have larger errors" in str(high) and "too rarely" not in str(high)
+
+
 def test_errors_are_those_of_an_audit() -> None:
     q, k, v = heads(dtype=torch.bfloat16)
     mask = torch.rand(2, 1, 32, 32) < 0.7
@@ -345,6 +355,24 @@ def test_code_that_was_compiled_before_is_told_of() -> None:
     with avow.auditing() as report, torch.compiler.set_stance("force_eager"):
         function(*heads())
     assert report.layers and not report.unseen
+
+
+def test_code_compiled_after_an_audit_has_its_gradients() -> None:
+    def gradient(attention: Callable[..., Tensor]) -> Tensor:
+        q, k, v = (x.requires_grad_() for x in heads())
+        attention(q, k, v).sum().backward()
+        assert q.grad is not None
+        return q.grad
+
+    def compiled() -> Callable[..., Tensor]:
+        torch._dynamo.reset()
+        return torch.compile(lambda q, k, v: sdpa(q, k, v), backend="aot_eager")  # type: ignore[no-any-return]
+
+    # What earlier tests had traced would hide what tracing inside the block leaves behind.
+    torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
+    with avow.auditing():
+        assert torch.equal(gradient(compiled()), gradient(sdpa))
+    assert torch.equal(gradient(compiled()), gradient(sdpa))
 
 
 def test_dropout_is_told_of() -> None:

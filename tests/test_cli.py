@@ -30,6 +30,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AVOW_CALIBRATION", "off")
 
 
+@pytest.mark.commands
 def test_json_is_one_document_with_every_method_and_nothing_else_is_on_stdout() -> None:
     done = run("compare", *SMALL, "--kinds", "copying,diffuse", "--json")
     document = json.loads(done.stdout)
@@ -48,6 +49,7 @@ def test_json_is_one_document_with_every_method_and_nothing_else_is_on_stdout() 
     assert document["headline"] and "wrote out/compare.html" in done.stderr
 
 
+@pytest.mark.commands
 def test_the_table_names_every_method_and_fits_eighty_columns() -> None:
     done = run("compare", *SMALL, "--kinds", "clustered")
     assert all(name in done.stdout for name in avow.all_methods())
@@ -61,6 +63,7 @@ def test_the_sweep_grows_in_length() -> None:
     assert [point["length"] for point in document["scaling"]] == [16, 32, 64, 128, 256]
 
 
+@pytest.mark.commands
 def test_decoding_is_shown_at_the_longest_length_of_the_sweep() -> None:
     arguments = ["--length", "64", "--heads", "1", "--dim", "8", "--kinds", "diffuse", "--methods", "exact,sparse"]
     shown = run("compare", *arguments).stdout
@@ -140,6 +143,7 @@ def test_a_truncated_file_and_one_without_q_are_refused() -> None:
     assert "is truncated or no safetensors file" in refused("plan", "--input", "cut.safetensors")
 
 
+@pytest.mark.commands
 def test_a_users_own_heads_are_compared() -> None:
     heads = {"q": torch.randn(4, 5, 8), "k": torch.randn(2, 40, 8), "v": torch.randn(2, 40, 8)}
     save_file(heads | {"q_positions": torch.tensor([3, 9, 20, 30, 39])}, "own.safetensors")

@@ -31,6 +31,7 @@ SKIPS = "import pytest\ndef test_it(): pytest.skip('no such machine')\n"
 SKIPS_WHOLE = "import pytest\npytest.skip('no such module', allow_module_level=True)\n"
 
 
+@pytest.mark.commands
 def test_a_skipped_test_or_module_fails_the_suite_in_ci(tmp_path: Path) -> None:
     done = suite(tmp_path, [FINE, SKIPS, SKIPS_WHOLE], "-n", "1", ci=True)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
@@ -38,10 +39,12 @@ def test_a_skipped_test_or_module_fails_the_suite_in_ci(tmp_path: Path) -> None:
     assert "skipped where nothing may be: test_2.py: no such module" in done.stdout
 
 
+@pytest.mark.commands
 def test_a_skip_is_fine_at_home(tmp_path: Path) -> None:
     assert suite(tmp_path, [FINE, SKIPS], ci=False).returncode == 0
 
 
+@pytest.mark.commands
 def test_a_suite_without_skips_is_fine_in_ci(tmp_path: Path) -> None:
     assert suite(tmp_path, [FINE], ci=True).returncode == 0
 

@@ -274,6 +274,14 @@ def test_a_compiled_call_on_a_cpu_raises_at_once() -> None:
         compiled(q, k, v)
 
 
+@pytest.mark.parametrize("tol", [math.inf, math.nan])
+def test_a_compiled_call_says_what_is_wrong_with_a_tolerance(tol: float) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: avow.attend(*x, tol=tol, enable_gqa=True), fullgraph=True, backend="eager")
+    with pytest.raises(ParameterError, match=f"tol={tol} must be a number above 0"):
+        compiled(*qkv())
+
+
 def test_gradients_and_generators_end_the_graph_and_an_exported_program_cannot_hold_it() -> None:
     q, k, v = qkv()
     for call, tensors in (

@@ -11,6 +11,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 import avow
 
 
@@ -29,6 +31,7 @@ def failures(module: types.ModuleType) -> doctest.TestResults:
     return runner.summarize(verbose=False) if runner.failures else doctest.TestResults(0, runner.tries)
 
 
+@pytest.mark.commands
 def test_every_example_shows_what_really_happens() -> None:
     attempted = 0
     for found in pkgutil.walk_packages(avow.__path__, "avow."):

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.kernels
 
 ROOT = Path(__file__).parent.parent
-STEP = "_prepared _bounded counting _marked _attended _merged _read_again _merged_again"
+STEP = "_bounded _marked _attended _merged _read_again _merged_again"
 SCANS = """
     part_sums part_prefixes part_rows row_slopes
     row_lengths feature_sums feature_rows divide_shares feature_key_gradients add_shares
@@ -37,13 +37,17 @@ def compiled(family: str) -> list[str]:
 
 def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
     assert compiled("decode") == STEP.split()
-    draws = STEP.replace("counting _marked", "_planned _drawn")
+    draws = STEP.replace("_marked", "_drawn")
     assert compiled("draws") == draws.split()
     assert compiled("queries") == 3 * f"{STEP} {draws}".split()
 
 
 def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:
-    assert compiled("append") == ["_append"] * 6 + ["_append", "_noted"] * 3
+    assert compiled("append") == ["_append"] * 6 + ["_append", "_noted"] * 3 + ["_cropped"]
+
+
+def test_every_kernel_of_a_step_that_reads_all_tokens_compiles_for_a_gpu() -> None:
+    assert compiled("whole") == ["_read_again", "_merged_again"] * 3
 
 
 def test_the_kernel_that_measures_rows_compiles_for_a_gpu() -> None:

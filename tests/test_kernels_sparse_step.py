@@ -18,13 +18,13 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import choice, finalize, planning, work_partition
+from avow.kernels import choice, finalize, planning, sketch_pass, work_partition
 from avow.kernels.finalize import Decoded, blank_report
 from avow.kernels.pausing import LEFT, LONGEST, PAUSE, SHORTEST, Used, blank_state
-from avow.kernels.sparse_decode import Lengths, decode, value_lengths
+from avow.kernels.sparse_decode import Lengths, decode
 from avow.numerics.sketch import GROUP, sketched
 from tests.helpers import decode_references as references
-from tests.helpers.decode_references import decode_reference
+from tests.helpers.decode_references import decode_reference, value_lengths
 from tests.helpers.decoding import Step, drawn, step, terms_of
 
 pytestmark = pytest.mark.kernels
@@ -47,7 +47,7 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
 ) -> None:
     given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
     alone = given.run(how=decode_reference)
-    for module, name, value in ((choice, "BLOCK", 128), (planning, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
+    for module, name, value in ((choice, "BLOCK", 128), (sketch_pass, "_AT_ONCE", 7), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(work_partition, "_WARPS", count)
     monkeypatch.setattr(finalize, "_CHUNK", 2)
@@ -68,9 +68,14 @@ def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.Monkey
     assert torch.equal(found.kept, other.kept) and bool(found.within.all())
     assert 0.8 < float(found.kept / whole.kept) < 1.25
     terms = terms_of(given)
-    counts = planning.counted(terms).counts
-    assert torch.equal(counts, references.counted_reference(terms).counts)
-    assert counts.sum(-1).tolist() == [7 * GROUP] * 2
+    assert torch.equal(terms.counts, references.counts_reference(terms))
+    # Every other pair of groups, or nearly.
+    assert terms.counts.sum(-1).tolist() == [6 * GROUP] * 2
+    # Of far more one in 16 is counted: here the first pair.
+    monkeypatch.setattr(planning, "enough", lambda rows: 1)
+    terms = terms_of(given)
+    assert torch.equal(terms.counts, references.counts_reference(terms))
+    assert terms.counts.sum(-1).tolist() == [2 * GROUP] * 2
 
 
 @pytest.mark.parametrize("how", [decode, decode_reference])
@@ -84,6 +89,16 @@ def test_heads_that_would_break_the_limit_read_all_tokens_after_all(how: Callabl
     assert bool((plain.bound[0, :2] > 0.04).all() & (again.bound[0, :2] < 1e-3).all())
     assert torch.equal(plain.out[0, 2:], again.out[0, 2:]) and torch.equal(plain.bound[0, 2:], again.bound[0, 2:])
     assert bool((given.errors(again.out) <= again.bound).all())
+
+
+def test_a_histogram_that_lies_proves_nothing_false_and_is_empty_after_the_step() -> None:
+    given = step(*drawn(g=2, s=300, loud=6.0), torch.float32)
+    honest, counts = given.run(0.1), torch.randint(10**6, (4, planning.CIRCLE), dtype=torch.int32)
+    lied = given.run(0.1, how=partial(decode, counts=counts))
+    assert bool((given.errors(lied.out) <= lied.bound).all()) and not torch.equal(lied.kept, honest.kept)
+    assert not bool(counts.any())
+    for mine, other in zip(given.run(0.1, how=partial(decode, counts=counts)), honest, strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_part_of_a_larger_cache_is_read_in_place() -> None:

@@ -43,6 +43,7 @@ def test_subpackages_are_attributes_and_load_nothing_before_they_are_used() -> N
     assert loaded_by(code) == set()
 
 
+@pytest.mark.commands
 def test_packages_inside_subpackages_are_loaded_when_they_are_used() -> None:
     assert "transformers" in loaded_by("import avow; avow.integrations.transformers.enable")
     assert "transformers" not in loaded_by("import avow.integrations")

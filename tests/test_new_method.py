@@ -20,6 +20,8 @@ from avow.methods.sparse import Sparse
 from avow.nn import Attention, KeyValueCache
 from tests.test_readme import ROOT, blocks
 
+pytestmark = pytest.mark.commands
+
 QUIET = ("-q", "-p", "no:cacheprovider")
 
 # The method and the test file that the tutorial prints.

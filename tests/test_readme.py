@@ -164,12 +164,12 @@ def real(command: str) -> str:
 
 
 # Pages whose commands start ranks and workers are tested with the other processes.
-STARTS_PROCESSES = {"ranks.md", "training.md"}
+PROCESSES = dict.fromkeys(["ranks.md", "training.md"], "processes")
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.processes if page.name in STARTS_PROCESSES else ()) for page in PAGES],
+    [pytest.param(page, marks=getattr(pytest.mark, PROCESSES.get(page.name, "commands"))) for page in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_what_the_page_says_works(page: Path, tmp_path: Path) -> None:

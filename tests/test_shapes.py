@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).parent.parent
 
 

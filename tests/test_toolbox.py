@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from avow.numerics import intervals
 from avow.theory.claims import Evidence, Unproved, toolbox
+from avow.theory.claims.stored import rounded
 
 x = sympy.Symbol("x", real=True)
 p = sympy.Symbol("p", positive=True)
@@ -64,20 +65,6 @@ def test_signs_must_be_seen() -> None:
         toolbox.nonnegative(sympy.Symbol("z"), "a number that may be complex")
     with pytest.raises(Unproved):
         toolbox.nonnegative(sympy.nan, "no number at all")
-
-
-def test_what_starts_at_zero_and_rises_stays_above() -> None:
-    assert plain(toolbox.rising(sympy.exp(x) - 1 - x, x, 0, "above its tangent"))["facts"]["from"] == "0"
-    with pytest.raises(Unproved, match="a hill, at the start: cannot see that -2 is"):
-        toolbox.rising(x * (1 - x), x, 0, "a hill")
-    with pytest.raises(Unproved, match=re.escape("a wave, the slope beyond: cannot see that -cos(_beyond) is")):
-        toolbox.rising(sympy.sin(x), x, 0, "a wave")
-    with pytest.raises(Unproved, match="at the start"):
-        toolbox.rising(x - 1, x, 0, "from below")
-    for jumps in (sympy.atan(1 / (1 - x)), 1 / (1 - x), sympy.log(2 - x)):
-        with pytest.raises(Unproved, match=r"is not known to be smooth|may have no value"):
-            toolbox.rising(jumps, x, 0, "a jump")
-    toolbox.rising(x - 1, x, 1, "from where it is zero")
 
 
 def test_rational_evidence_holds_no_floats() -> None:
@@ -180,28 +167,28 @@ def test_rounding_by_balls_is_rounding_by_the_machine(dtype: torch.dtype) -> Non
     near_top = torch.tensor([form.max, -form.max, form.tiny, form.tiny * form.eps, 0.0, 1.0], dtype=torch.float64)
     numbers = torch.cat([signs * exponents.exp(), near_top, 1 + torch.tensor([3, -3]).double() * form.eps / 8])
     for number, machine in zip(numbers.tolist(), numbers.to(dtype).double().tolist(), strict=True):
-        assert float(toolbox.rounded(partial(arb, number), dtype)) == machine, number
+        assert float(rounded(partial(arb, number), dtype)) == machine, number
 
 
 def test_overflow_begins_halfway_to_the_number_that_is_not_there() -> None:
     top = Fraction(torch.finfo(torch.float32).max)
     edge = arb(2) ** 128 - arb(2) ** 103
-    assert toolbox.rounded(lambda: edge - 1, torch.float32) == top
-    assert toolbox.rounded(lambda: 1 - edge, torch.float32) == -top
-    assert toolbox.rounded(lambda: edge * 1 + 1, torch.float32) == math.inf
+    assert rounded(lambda: edge - 1, torch.float32) == top
+    assert rounded(lambda: 1 - edge, torch.float32) == -top
+    assert rounded(lambda: edge * 1 + 1, torch.float32) == math.inf
     with pytest.raises(Unproved, match=re.escape("balls cannot tell which torch.float32 is nearest")):
-        toolbox.rounded(lambda: edge, torch.float32)
+        rounded(lambda: edge, torch.float32)
 
 
 def test_a_tie_is_not_decided_by_balls_however_many_bits() -> None:
     with pytest.raises(Unproved, match="balls cannot tell"):
-        toolbox.rounded(lambda: 1 + (arb(2).sqrt() ** 2 - 2) + arb(2) ** -24, torch.float32)
+        rounded(lambda: 1 + (arb(2).sqrt() ** 2 - 2) + arb(2) ** -24, torch.float32)
 
 
 def test_rounding_asks_for_the_bits_it_needs() -> None:
     needed = 1 + arb(2) ** -24
-    assert toolbox.rounded(lambda: needed + (arb(1) / 3) ** 200, torch.float32) == 1 + Fraction(1, 2**23)
-    assert toolbox.rounded(lambda: needed - (arb(1) / 3) ** 200, torch.float32) == 1
+    assert rounded(lambda: needed + (arb(1) / 3) ** 200, torch.float32) == 1 + Fraction(1, 2**23)
+    assert rounded(lambda: needed - (arb(1) / 3) ** 200, torch.float32) == 1
 
 
 def test_precision_is_given_back() -> None:

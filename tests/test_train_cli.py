@@ -219,6 +219,7 @@ def test_a_second_interrupt_names_what_is_whole(monkeypatch: pytest.MonkeyPatch)
     assert done.stderr.strip().splitlines()[-1] == f"avow: stopped at once; {words}"
 
 
+@pytest.mark.processes
 def test_two_processes_print_once() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "avow"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -429,10 +429,16 @@ class AttentionAudit:
         """What the numbers mean, what could not be seen, and what watching cost."""
         allowed = "what rounding can do in the inputs' type" if self.tol is None else f"{self.tol:g}"
         share = f" ({self.seconds / self.total:.1%})" if self.total else ""
+        most = max((layer.rows for layer in self.layers.values()), default=0)
+        others = (
+            f"with probability {self.confidence:g}, at most {self.beyond:,} rows of a layer have larger errors than "
+            "its largest here."
+        )
+        if self.beyond >= most > 0:
+            others = f"too rarely to say anything about the others of a layer's {most:,} rows; a higher rate would."
         notes = [
             f"Errors are relative to the longest value that a row sees; allowed: {allowed}. An alarm is a proof.",
-            f"Each row was drawn with probability {self.rate:g} or more: with probability {self.confidence:g}, at most "
-            f"{self.beyond:,} rows of a layer have larger errors than its largest here.",
+            f"Each row was drawn with probability {self.rate:g} or more: {others}",
             f"Recomputing took {self.seconds:.2f} s of {self.total:.2f} s{share}.",
         ]
         notes += [
@@ -742,13 +748,17 @@ def _everywhere(original: Any, wrap: Callable[[Any], Any]) -> Iterator[None]:
 def _operator() -> Iterator[None]:
     """PyTorch's SDPA shown to everybody who watches, as long as the block runs; its derivatives stay its own."""
     library = torch.library.Library("aten", "IMPL")
+    # Tracers look kernels up once and keep what they found: derivatives would be lost to code compiled later.
+    found = torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache
     for key in ("CPU", "CUDA"):
         library.impl("scaled_dot_product_attention", _sdpa, key)
         library.impl("scaled_dot_product_attention", _sdpa, f"Autograd{key}")
+    found.clear()
     try:
         yield
     finally:
         library._destroy()
+        found.clear()
 
 
 @contextlib.contextmanager

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Float64, Int, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.tile_ops import early, follow, row_contiguous, rows_at, view
+from avow.kernels.step_constants import StepShape
+from avow.kernels.tile_ops import chained, follow, row_contiguous, rows_at, view
 from avow.numerics.sketch import GROUP
 
 _GROUP = tl.constexpr(GROUP)
@@ -36,6 +36,8 @@ SURE = 1 - 2.0**-20
 _SURE = tl.constexpr(SURE)
 # Groups that one program writes after each other, if that is all there is to append.
 _ALONE = 2
+# Lengths that are compared at once where tokens go.
+_AT_ONCE = tl.constexpr(1024)
 
 
 class TokenStore(NamedTuple):
@@ -191,18 +193,35 @@ def _count_of(counts, head, given, G: tl.constexpr):
 
 
 @triton.jit
-def _note(store, head, longest, shortest_value, longest_value, flags, count, capacity):
+def _held(store, head):
+    """What is known of the tokens that a head has: asked for at first, so that nothing waits for it in the end."""
+    extremes = store.extremes + head * 2
+    lengths = tl.load(store.longest + head), tl.load(extremes), tl.load(extremes + 1)
+    return tl.load(store.used + head), tl.load(store.flags + head), lengths
+
+
+@triton.jit
+def _note(store, head, held, longest, shortest_value, longest_value, flags, count, capacity):
     """Takes note of a head's new tokens."""
-    tl.store(store.longest + head, tl.maximum(tl.load(store.longest + head), longest))
-    shortest_value = tl.minimum(tl.load(store.extremes + head * 2), shortest_value)
-    longest_value = tl.maximum(tl.load(store.extremes + head * 2 + 1), longest_value)
+    before, known, lengths = held
+    tl.store(store.longest + head, tl.maximum(lengths[0], longest))
+    shortest_value, longest_value = tl.minimum(lengths[1], shortest_value), tl.maximum(lengths[2], longest_value)
     tl.store(store.extremes + head * 2, shortest_value)
     tl.store(store.extremes + head * 2 + 1, longest_value)
-    before = tl.load(store.used + head)
-    flags = flags | tl.load(store.flags + head) | tl.where(before + count > capacity, _NO_ROOM, 0)
+    flags = flags | known | tl.where(before + count > capacity, _NO_ROOM, 0)
     tl.store(store.flags + head, flags)
     tl.store(store.most + head, tl.where(flags == 0, (longest_value * _SURE).to(tl.float32), float("nan")))
     tl.store(store.used + head, tl.minimum(before + count, capacity))
+
+
+@triton.jit
+def _given(k, v, k_row, v_row, row, there, S: tl.constexpr):
+    """Some rows of the given keys and values."""
+    channel, column = tl.arange(0, S.DP), tl.arange(0, S.EP)
+    mask = there[:, None]
+    xs = tl.load(k + row[:, None] * k_row + channel[None, :], mask=mask & (channel < S.D)[None, :], other=0.0)
+    zs = tl.load(v + row[:, None] * v_row + column[None, :], mask=mask & (column < S.E)[None, :], other=0.0)
+    return xs, zs
 
 
 @triton.jit(do_not_specialize=["count", "capacity"])
@@ -210,8 +229,9 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
     """Writes, measures and sketches the tokens of some groups of a head."""
     follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    held = _held(store, head)
+    before = held[0]
     count, flags = _count_of(counts, head, count, S.G)
-    before = tl.load(store.used + head)
     after = tl.minimum(before + count, capacity)
     k = rows_at(k, head, 0, 0, S.G)
     v = rows_at(v, head, 0, 0, S.G)
@@ -220,18 +240,16 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
     shortest_value, longest_value = tl.full((), float("inf"), tl.float64), tl.full((), 0.0, tl.float64)
     first = before // _GROUP
     last = tl.cdiv(after, _GROUP)
+    if S.ROWS == 1:
+        # A single token is asked for before it is known where it belongs.
+        xs, zs = _given(k, v, k_row, v_row, row.to(tl.int64), row < count, S)
     for group in range(first + program, last, tl.num_programs(1)):
         place = group * _GROUP + row
         if S.ROWS == 1:
             place = before + row
         new = (place >= before) & (place < after)
-        from_row = (place - before).to(tl.int64)
-        xs = tl.load(
-            k + from_row[:, None] * k_row + channel[None, :], mask=new[:, None] & (channel < S.D)[None, :], other=0.0
-        )
-        zs = tl.load(
-            v + from_row[:, None] * v_row + column[None, :], mask=new[:, None] & (column < S.E)[None, :], other=0.0
-        )
+        if S.ROWS > 1:
+            xs, zs = _given(k, v, k_row, v_row, (place - before).to(tl.int64), new, S)
         spot = head * capacity + place
         tl.store(store.k + spot[:, None] * S.D + channel[None, :], xs, mask=new[:, None] & (channel < S.D)[None, :])
         tl.store(store.v + spot[:, None] * S.E + column[None, :], zs, mask=new[:, None] & (column < S.E)[None, :])
@@ -253,7 +271,7 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
             if group * _GROUP + _GROUP <= after:
                 _sketch(store, head, tl.cast(group, tl.int64), capacity, S)
     if S.ALONE:
-        _note(store, head, longest, shortest_value, longest_value, flags, count, capacity)
+        _note(store, head, held, longest, shortest_value, longest_value, flags, count, capacity)
     else:
         at = head * tl.num_programs(1) + program
         tl.store(found.longest + at, longest)
@@ -269,6 +287,7 @@ def _noted(
     """Puts together what all programs of a head found."""
     follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.arange(0, PROGRAMS)
+    held = _held(store, head)
     count, miscounted = _count_of(counts, head, count, G)
     at, there = head * programs + program, program < programs
     longest = tl.max(tl.load(found.longest + at, mask=there, other=0.0), 0)
@@ -276,7 +295,7 @@ def _noted(
     longest_value = tl.max(tl.load(found.extremes + at * 2 + 1, mask=there, other=0.0), 0)
     flags = tl.load(found.flags + at, mask=there, other=0)
     flags = tl.max(flags & _NOT_FINITE, 0) | tl.max(flags & _OUT_OF_RANGE, 0) | miscounted
-    _note(store, head, longest, shortest_value, longest_value, flags, count, capacity)
+    _note(store, head, held, longest, shortest_value, longest_value, flags, count, capacity)
 
 
 def append(
@@ -300,41 +319,54 @@ def append(
     if not alone:
         longest, extremes = (store.longest.new_empty(one) for one in shapes)
         found = _Found(longest, extremes, store.flags.new_empty(shapes[0]))
-    at_once = early(k.device)
     k, v = row_contiguous(k, v)
     inputs = view(k), view(v), counts, store, found, k.stride(2), v.stride(2), count, capacity
-    _append[(b * g, programs)](*inputs, S=shape, EARLY=at_once, num_warps=8, launch_pdl=at_once)
+    _append[(b * g, programs)](*inputs, S=shape, num_warps=8, **chained(k.device))
     if found is not None:
-        more = triton.next_power_of_2(programs)
-        _noted[(b * g,)](
-            counts,
-            store,
-            found,
-            count,
-            capacity,
-            programs,
-            G=g,
-            PROGRAMS=more,
-            EARLY=at_once,
-            num_warps=4,
-            launch_pdl=at_once,
-        )
+        told, more = (counts, store, found, count, capacity, programs), triton.next_power_of_2(programs)
+        _noted[(b * g,)](*told, G=g, PROGRAMS=more, num_warps=4, **chained(k.device))
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def _cropped(store, lengths, capacity, G: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr):
+    """Has a head keep its first tokens; lengths are measured again only if one of those that go was an extreme."""
+    follow(EARLY)
+    head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, S.DP)
+    used = tl.load(store.used + head)
+    kept = tl.minimum(tl.maximum(tl.load(lengths + head // G), 0), used).to(tl.int32)
+    if kept == used:
+        return
+    norms, place = store.norms + head * capacity, tl.arange(0, _AT_ONCE)
+    shortest, longest = tl.load(store.extremes + head * 2), tl.load(store.extremes + head * 2 + 1)
+    least, most = tl.full((), float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    for begin in range(kept, used, _AT_ONCE):
+        gone = begin + place < used
+        least = tl.minimum(least, tl.min(tl.load(norms + begin + place, mask=gone, other=float("inf")), 0))
+        most = tl.maximum(most, tl.max(tl.load(norms + begin + place, mask=gone, other=0.0), 0))
+    if (least.to(tl.float64) <= shortest) | (most.to(tl.float64) >= longest):
+        least, most = tl.full((), float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+        for begin in range(0, kept, _AT_ONCE):
+            left = begin + place < kept
+            least = tl.minimum(least, tl.min(tl.load(norms + begin + place, mask=left, other=float("inf")), 0))
+            most = tl.maximum(most, tl.max(tl.load(norms + begin + place, mask=left, other=0.0), 0))
+        shortest, longest = least.to(tl.float64), most.to(tl.float64)
+        tl.store(store.extremes + head * 2, shortest)
+        tl.store(store.extremes + head * 2 + 1, longest)
+    flags = tl.where(kept == 0, 0, tl.load(store.flags + head))
+    tl.store(store.flags + head, flags)
+    tl.store(store.most + head, tl.where(flags == 0, (longest * _SURE).to(tl.float32), float("nan")))
+    tl.store(store.used + head, kept)
+    if kept == 0:
+        # Longer keys than those that are left bound these, too.
+        tl.store(store.longest + head, 0.0)
+    if kept < _GROUP:
+        # Without a whole group there is no sketch, and the next first group says how large keys are.
+        tl.store(store.size + head, 0.0)
+        tl.store(store.metric + head * S.D + channel, tl.full((S.DP,), 1.0, tl.float32), mask=channel < S.D)
 
 
 def crop(store: TokenStore, lengths: Int[Tensor, "b"]) -> None:
     """Has each sequence keep at most its first `lengths` tokens; one that keeps none begins again, without flags."""
-    heads = store.used.numel()
-    kept = lengths.clamp(min=0).repeat_interleave(heads // len(lengths))
-    used = torch.minimum(store.used, kept)
-    there = torch.arange(store.norms.shape[1], device=kept.device) < used.unsqueeze(-1)  # (bg, capacity)
-    shortest = torch.where(there, store.norms, torch.inf).amin(-1).double()
-    longest = torch.where(there, store.norms, 0.0).amax(-1).double()
-    store.used.copy_(used)
-    store.flags.masked_fill_(used == 0, 0)
-    store.extremes.copy_(torch.stack([shortest, longest], -1))
-    store.most.copy_(torch.where(store.flags == 0, longest * SURE, torch.nan))
-    # Longer keys than those that are left bound these, too.
-    store.longest.masked_fill_(used == 0, 0.0)
-    # Without a whole group there is no sketch, and the next first group says how large keys are.
-    store.size.masked_fill_(used < GROUP, 0.0)
-    store.metric.masked_fill_((used < GROUP).unsqueeze(-1), 1.0)
+    (heads, capacity), d = store.norms.shape, store.metric.shape[1]
+    inputs = store, lengths.contiguous(), capacity, heads // len(lengths), StepShape(1, D=d, DP=padded(d))
+    _cropped[(heads,)](*inputs, num_warps=4, **chained(store.used.device))

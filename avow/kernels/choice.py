@@ -17,14 +17,14 @@ from torch import Tensor
 
 from avow.kernels import planning
 from avow.kernels.pausing import first_seen, read_in_order
-from avow.kernels.planning import WIDTH, Counted, stride_in
+from avow.kernels.planning import cut_steps
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import BINS, StepShape, turn_of
-from avow.kernels.tile_ops import chained, filled, follow
+from avow.kernels.step_constants import StepShape, turn_of
+from avow.kernels.tile_ops import chained, filled, follow, interpreted
 from avow.numerics.sketch import GROUP
 
-_BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
+_GROUP = tl.constexpr(GROUP)
 # Tokens that a program marks at once, and programs of four warps that an H200 runs at once, eight to a processor: where
 # there is more to mark, each of those marks more. A thread may have so many registers: with fewer, some are spilled.
 BLOCK, _AT_ONCE, REGISTERS = 2048, 132 * 8, 128
@@ -60,6 +60,8 @@ class Chosen(NamedTuple):
     found: Int32[Tensor, "bg spans"]
     tails: Float32[Tensor, "bh spans"] | None
     """Upper bounds on the terms of tokens that are not read, added up by spans, as multiples of 2^(widest / 8)."""
+    widest: Int32[Tensor, "bh"] | None
+    """The largest term of a head, in steps."""
     draws: Draws | None = None
 
 
@@ -77,12 +79,11 @@ def appended(own, count, entry, wanted, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _below(terms, head, sibling, group, place, c, room, S: tl.constexpr):
+def _below(terms, widest, head, sibling, group, place, c, room, S: tl.constexpr):
     """How many steps groups are below a sibling's largest term, and their tokens below the group's."""
     row = head * S.R + sibling
-    apart = tl.load(terms.widest + row) - tl.load(
-        terms.top + (head * room + group) * S.R + sibling, mask=group < c, other=0
-    )
+    top = tl.load(terms.top + (head * room + group) * S.R + sibling, mask=group < c, other=0)
+    apart = tl.sum(tl.where(tl.arange(0, S.RP) == sibling, widest, 0), 0) - top
     short = tl.load(terms.offset + row * room * _GROUP + place, mask=(group < c)[:, None], other=0).to(tl.int32)
     return apart, short
 
@@ -111,37 +112,23 @@ def span_to_list(terms, chosen, head, part, spans, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["room", "spans", "span", "programs"])
-def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl.constexpr, EARLY: tl.constexpr):
+def _marked(terms, most, chosen, drop, room, spans, span, programs, S: tl.constexpr, EARLY: tl.constexpr):
     """Lists the tokens of some blocks, at most `span`, that some sibling wants, and adds up what others may weigh."""
     follow(EARLY)
     R: tl.constexpr = S.R
     TURN: tl.constexpr = S.TURN
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
-    if whole:
-        row = tl.arange(0, S.RP)
-        tl.store(chosen.tails + (head * R + row) * spans + part, filled(0.0, S.RP), mask=row < R)
-        return
-    c = s // _GROUP
-    row, bins, program = tl.arange(0, S.RP), tl.arange(0, _BINS), tl.arange(0, S.PROGRAMS)
+    row = tl.arange(0, S.RP)
     rows = head * R + row
-    own = (row < R)[:, None]
+    if whole:
+        tl.store(chosen.tails + rows * spans + part, filled(0.0, S.RP), mask=row < R)
+        return
+    start, c = start // _GROUP, s // _GROUP
     # Where to cut: every program finds the same, sooner than it could be told.
-    parts = tl.load(
-        known.masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
-    )
-    # Of a sample the terms are fewer by as much as it is smaller.
-    start = start // _GROUP
-    sampled = stride_in(c - start, S.ENOUGH).to(tl.float32)
-    budget = tl.sum(parts, 1) * (drop / sampled) * (tl.load(most + head) / tl.load(terms.nu + head))
-    # Where the budget is not a number, everything is read.
-    budget = tl.where(budget < float("inf"), budget, -1.0)
-    number = tl.load(known.counts + rows[:, None] * _BINS + bins[None, :], mask=own, other=0)
-    # Each bin's terms are taken for the largest that it may hold.
-    sizes = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-_WIDTH / 8))[None, :]
-    behind = tl.cumsum(sizes, 1, reverse=True)
-    over = tl.sum(tl.where(behind <= budget[:, None], 0, 1), 1)
-    cuts = tl.where(over >= _BINS, 2**30, tl.maximum(over, 1) * _WIDTH)  # (RP,)
+    widest, cuts = cut_steps(terms, most, head, c - start, drop, programs, S)
+    if part == 0:
+        tl.store(chosen.widest + rows, widest, mask=row < R)
     own_list = chosen.listed + (head * spans + part) * span * S.BLOCK
     count = 0
     left = filled(0.0, S.BLOCK // _GROUP, S.RP)
@@ -155,7 +142,7 @@ def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl
         for turn in range(0, R, TURN):
             for nth in tl.static_range(TURN):
                 sibling = turn + nth
-                apart, short = _below(terms, head, sibling, group, place, c, room, S)
+                apart, short = _below(terms, widest, head, sibling, group, place, c, room, S)
                 cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
                 above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
         wanted = tl.where((above > 0) & (place < s), 1, 0)
@@ -164,7 +151,7 @@ def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl
         for turn in range(0, R, TURN):
             for nth in tl.static_range(TURN):
                 sibling = turn + nth
-                apart, short = _below(terms, head, sibling, group, place, c, room, S)
+                apart, short = _below(terms, widest, head, sibling, group, place, c, room, S)
                 # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
                 # lies between two of them on a line: that is above the power, by 6% at most.
                 bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
@@ -175,23 +162,32 @@ def _marked(terms, known, most, chosen, drop, room, spans, span, programs, S: tl
     tl.store(chosen.tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
 
 
-def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, capacity: int) -> Chosen:
+def marked(terms: Terms, most: Float32[Tensor, "b g"], drop: float, capacity: int) -> Chosen:
     """Tokens that some sibling wants, so that the rest moves it by about `drop`, and all that have no sketch."""
-    (heads, room, r), programs = terms.top.shape, known.masses.shape[1]
+    heads, room, r = terms.top.shape
     spans, span = spans_of(heads, capacity)
-    chosen = blank_lists(terms, spans, span)._replace(tails=terms.mass.new_empty(heads * r, spans))
-    rows, most_programs = triton.next_power_of_2(r), triton.next_power_of_2(programs)
-    shape = StepShape(r, rows, turn_of(r), BLOCK=BLOCK, ENOUGH=planning.enough(heads * r), PROGRAMS=most_programs)
-    inputs = terms, known, most, chosen, drop, room, spans, span, programs
+    tails, widest = terms.nu.new_empty(heads * r, spans), terms.top.new_empty(heads * r)
+    chosen = blank_lists(terms, spans, span)._replace(tails=tails, widest=widest)
+    inputs = terms, most, chosen, drop, room, spans, span, terms.peaks.shape[1]
+    shape = choosing_shape(terms)
     _marked[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=REGISTERS, **chained(most.device))
     return chosen
+
+
+def choosing_shape(terms: Terms) -> StepShape:
+    """What kernels that list tokens are compiled for."""
+    heads, programs, r = terms.peaks.shape
+    most, many = triton.next_power_of_2(programs), planning.enough(heads * r)
+    return StepShape(
+        r, triton.next_power_of_2(r), turn_of(r), BLOCK=BLOCK, ENOUGH=many, PROGRAMS=most, FAST=not interpreted()
+    )
 
 
 def blank_lists(terms: Terms, spans: int, span: int, draws: Draws | None = None) -> Chosen:
     """Room for the lists of all heads, in so many spans of so many blocks."""
     heads = terms.top.shape[0]
-    listed = terms.widest.new_empty(heads, spans * span * BLOCK)
-    return Chosen(listed, terms.widest.new_empty(heads, spans), None, draws)
+    listed = terms.top.new_empty(heads, spans * span * BLOCK)
+    return Chosen(listed, terms.top.new_empty(heads, spans), None, None, draws)
 
 
 def spans_of(heads: int, capacity: int) -> tuple[int, int]:

@@ -18,11 +18,33 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen, Draws
-from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Unread, merge, merging_shape
+from avow.kernels.finalize import (
+    MERGING_WARPS,
+    BoundInputs,
+    Decoded,
+    Sinks,
+    Unread,
+    Whole,
+    merge,
+    merging_shape,
+    without_tokens,
+)
 from avow.kernels.pausing import Used, first_seen, read_in_order, settle, worthwhile
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.tile_ops import HeadView, at_head, by_head, chained, exp2_near, filled, follow, log2_near
+from avow.kernels.tile_ops import (
+    HeadView,
+    at_head,
+    await_last,
+    by_head,
+    chained,
+    exp2_near,
+    filled,
+    follow,
+    log2_near,
+    precede,
+    send_for,
+)
 from avow.kernels.work_partition import (
     FEWEST_ROWS,
     TILE,
@@ -41,6 +63,8 @@ from avow.kernels.work_partition import (
 
 _TILE, _PLACES, _PLACE = tl.constexpr(TILE), tl.constexpr(PLACES), tl.constexpr(2**PLACES - 1)
 _FEWEST = tl.constexpr(FEWEST_ROWS)
+# Rows that are sent for before a program can begin.
+_AHEAD = tl.constexpr(32)
 # Below all logits, so that where a row sees no token of a tile, none weighs anything.
 _LOWEST = tl.constexpr(-3.4e38)
 
@@ -196,11 +220,37 @@ def attend(program, head, tiles, inputs, parts, used, S: tl.constexpr, chosen=No
         tl.store(parts.heavy + out, large, mask=row < S.R)
 
 
+@triton.jit
+def _send_for_rows(program, inputs, used, heads, S: tl.constexpr):
+    """Has the keys and values brought near that a program reads first, if all heads are likely to be read in order."""
+    # Numbers in a line of the cache.
+    KEYS: tl.constexpr = 1024 // inputs.k.base.dtype.element_ty.primitive_bitwidth
+    VALUES: tl.constexpr = 1024 // inputs.v.base.dtype.element_ty.primitive_bitwidth
+    head = tl.arange(0, S.HEADS)
+    s = tl.load(used.tokens + head, mask=head < heads, other=0, cache_modifier=".cg")
+    ordered = read_in_order(s, used, True).to(tl.int32)
+    if tl.min(ordered, 0) > 0:
+        lists = shares(tiles_in(s - first_seen(s, used)), S)
+        begin, stop, one, _ = share_of(program, lists)
+        if begin < stop:
+            start, _end = span_of(one, lists, begin, stop, S)
+            own = tl.load(used.tokens + one, cache_modifier=".cg")
+            row = first_seen(own, used) + start * _TILE + tl.arange(0, _AHEAD)
+            row = tl.minimum(row, own - 1).to(tl.int64)[:, None]
+            channel = tl.minimum(tl.arange(0, max(1, S.DP // KEYS)) * KEYS, S.D - 1)
+            column = tl.minimum(tl.arange(0, max(1, S.EP // VALUES)) * VALUES, S.E - 1)
+            send_for(at_head(inputs.k, one) + row * S.D + channel[None, :])
+            send_for(at_head(inputs.v, one) + row * S.E + column[None, :])
+
+
 @triton.jit(do_not_specialize=["heads", "room"])
 def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, EARLY: tl.constexpr):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
-    follow(EARLY)
     program = tl.program_id(0)
+    precede(EARLY)
+    if EARLY:
+        _send_for_rows(program, inputs, used, heads, S)
+    await_last(EARLY)
     lists = shares(tiles_listed(chosen.found, heads, spans, S), S)
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
@@ -210,14 +260,15 @@ def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["heads"])
 def _read_again(inputs, parts, found, terms, worthwhile, heads, S: tl.constexpr, EARLY: tl.constexpr):
-    """One share of all tokens of heads with a row that is not within what was allowed.
+    """One share of all tokens of heads with a row that is not within what was allowed, or of all heads.
 
-    Answers are known by now: the first program says whether the next steps look at the sketch.
+    Where there were answers before, the first program says whether the next steps look at the sketch.
     """
     follow(EARLY)
     program = tl.program_id(0)
-    if program == 0:
-        settle(terms.used, found, heads, worthwhile, S)
+    if worthwhile is not None:
+        if program == 0:
+            settle(terms.used, found, heads, worthwhile, S)
     lists = shares(tiles_again(found.within, terms.used, heads, S), S)
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
@@ -234,6 +285,8 @@ def _merged_again(parts, given, found, unread, terms, heads, S: tl.constexpr, EA
     if slots[1] > slots[0]:
         tl.store(found.report + 4 * rows + row, 1.0)
         merge(row, rows, slots, parts, given, found, unread, terms.used, S)
+    elif found.within is None:
+        without_tokens(row, rows, given, found, S)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
@@ -273,10 +326,42 @@ def read_again(
 
     `within` stays as it was: it tells what the answers were that had to be replaced.
     """
-    given = BoundInputs.of(q, v, most, most, scale, terms, sinks)
+    assert found.within is not None
     found = found._replace(within=found.within.view(torch.int8))
+    _read_all(q, k, v, terms, most, scale, found, sinks, worthwhile(q.shape[1] // k.shape[1]))
+
+
+def read_whole(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Float32[Tensor, "b g s"],
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    used: Used,
+    report: Float32[Tensor, "5 b h"],
+    sinks: Sinks | None = None,
+) -> Tensor:
+    """Attention over all tokens in use, of which the device alone knows how many there are; `report` tells of it."""
+    found = Decoded(q.new_empty(*q.shape[:2], v.shape[3]), report)
+    _read_all(q, k, v, Whole(by_head(lengths, "lengths").base, used), most, scale, found, sinks, None)
+    return found.out
+
+
+def _read_all(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms | Whole,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+    sinks: Sinks | None,
+    share: float | None,
+) -> None:
+    given = BoundInputs.of(q, v, most, most, scale, terms, sinks)
     shape, parts, heads = list_shape(q, v), blank_parts(q, v), most.numel()
-    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, worthwhile(shape.R), heads
+    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, share, heads
     _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=warps_of(shape.R), num_stages=3, **chained(q.device))
     # One program for each row: all rows of a head in turn took several times as long as reading it.
     shape, outputs = merging_shape(shape), (parts, given, found, Unread(), terms, heads)

@@ -32,7 +32,8 @@ class Used(NamedTuple):
     """How many tokens each key head has, the rest being room for others; and the state of a cache's steps."""
 
     tokens: Int32[Tensor, "bg"]
-    state: Int32[Tensor, "4"]
+    state: Int32[Tensor, "4"] | None
+    """None where all tokens are read, whatever the steps before found."""
     queries: int | None = None
     """How many of the last tokens ask, if not one alone: their rows stand side by side, and see the tokens up to each
     one's own.
@@ -64,18 +65,25 @@ def first_seen(s, used):
 
 
 @triton.jit
-def read_in_order(s, used):
-    """Whether a step reads all tokens that are seen of s: while the sketch pauses, and where they are few."""
-    paused = (tl.load(used.state + _LEFT) > 0) & (tl.load(used.state + _ALWAYS) == 0)
-    return paused | (s - first_seen(s, used) < tl.load(used.state + _SHORTEST))
+def read_in_order(s, used, GUESS: tl.constexpr = False):
+    """Whether a step reads all tokens that are seen of s: while the sketch pauses, and where they are few.
+
+    A `GUESS`, while the step before may change it, leaves nothing in a cache that is read later.
+    """
+    CACHE: tl.constexpr = ".cg" if GUESS else ""
+    left = tl.load(used.state + _LEFT, cache_modifier=CACHE)
+    always = tl.load(used.state + _ALWAYS, cache_modifier=CACHE)
+    shortest = tl.load(used.state + _SHORTEST, cache_modifier=CACHE)
+    return ((left > 0) & (always == 0)) | (s - first_seen(s, used) < shortest)
 
 
 @triton.jit
-def groups_in(used, head):
+def groups_in(used, head, GUESS: tl.constexpr = False):
     """From which group to which a step chooses among the tokens of a head: none if it reads all that are seen."""
-    s = tl.load(used.tokens + head)
+    CACHE: tl.constexpr = ".cg" if GUESS else ""
+    s = tl.load(used.tokens + head, cache_modifier=CACHE)
     first = first_seen(s, used) // _GROUP
-    return first, tl.where(read_in_order(s, used), first, s // _GROUP)
+    return first, tl.where(read_in_order(s, used, GUESS), first, s // _GROUP)
 
 
 @triton.jit

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from avow.kernels import choice
 from avow.kernels.choice import PLACES, Chosen, Draws, appended, span_to_list
-from avow.kernels.sample_bounds import Logs
+from avow.kernels.planning import Goal, rims_of
+from avow.kernels.sample_bounds import NONE, Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.step_constants import StepShape, turn_of
-from avow.kernels.tile_ops import chained, follow, interpreted
+from avow.kernels.tile_ops import chained, filled, follow
 from avow.numerics.sketch import GROUP
 
 _GROUP, _PLACES = tl.constexpr(GROUP), tl.constexpr(PLACES)
@@ -127,15 +127,26 @@ def _block(block, own, listed, count, keys, start, c, s, room, WHOLE: tl.constex
     return appended(listed, count, place + (rare << _PLACES), wanted.to(tl.int32), S.BLOCK)
 
 
-@triton.jit(do_not_specialize=["room", "spans", "span"])
-def _drawn(terms, chosen, room, spans, span, S: tl.constexpr, EARLY: tl.constexpr):
+@triton.jit(do_not_specialize=["room", "spans", "span", "programs"])
+def _drawn(terms, most, chosen, goal, room, spans, span, programs, S: tl.constexpr, EARLY: tl.constexpr):
     """Lists which tokens of some blocks, at most `span`, are drawn, and by which odds."""
     follow(EARLY)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, s, begin, end, whole = span_to_list(terms, chosen, head, part, spans, S.BLOCK)
+    row = tl.arange(0, S.RP)
+    own_rims = chosen.draws.rims + (head * S.R + row) * 2
     if whole:
+        # Far below all terms: nothing is left to chance.
+        tl.store(own_rims, filled(2 * NONE, S.RP), mask=row < S.R)
+        tl.store(own_rims + 1, filled(1.0, S.RP), mask=row < S.R)
         return
     start, c = start // _GROUP, s // _GROUP
+    # Every program finds the same rims, sooner than it could be told.
+    rim, fine = rims_of(terms, most, head, c - start, goal, chosen.draws.logs, programs, S)
+    tl.store(own_rims, rim, mask=row < S.R)
+    tl.store(own_rims + 1, fine, mask=row < S.R)
+    # All threads have written before one of them reads.
+    tl.debug_barrier()
     keys = _keys(chosen.draws.seed, head)
     count = 0
     offset, top = terms.offset + head * S.R * room * _GROUP, terms.top + head * room * S.R
@@ -149,12 +160,15 @@ def _drawn(terms, chosen, room, spans, span, S: tl.constexpr, EARLY: tl.constexp
     tl.store(chosen.found + head * spans + part, count)
 
 
-def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], capacity: int) -> Chosen:
-    """Tokens drawn by the odds that belong to rims."""
+def drawn(
+    terms: Terms, most: Float32[Tensor, "b g"], aim: Goal, logs: Logs, seed: Int64[Tensor, "1"], capacity: int
+) -> Chosen:
+    """Tokens drawn by odds that are planned so that the answer strays by about what is aimed at."""
     heads, room, r = terms.top.shape
     spans, span = choice.spans_of(heads, capacity)
-    chosen = choice.blank_lists(terms, spans, span, Draws(rims, terms.nu, terms.lengths, logs, seed))
-    shape = StepShape(r, TURN=turn_of(r), BLOCK=choice.BLOCK, FAST=not interpreted())
-    inputs = terms, chosen, room, spans, span
-    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.REGISTERS, **chained(rims.device))
+    draws = Draws(terms.nu.new_empty(heads * r, 2), terms.nu, terms.lengths, logs, seed)
+    chosen = choice.blank_lists(terms, spans, span, draws)
+    inputs = terms, most, chosen, aim, room, spans, span, terms.peaks.shape[1]
+    shape = choice.choosing_shape(terms)
+    _drawn[(heads, spans)](*inputs, S=shape, num_warps=4, maxnreg=choice.REGISTERS, **chained(most.device))
     return chosen

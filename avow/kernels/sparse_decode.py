@@ -1,9 +1,9 @@
 """One decoding step that reads a fraction of the cache and proves that it was enough, on a GPU.
 
-Six kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
-histogram of the bounds; a list from where it is cut on; attention over the list; the answer with its bound. With a
-limit on the bound one more follows, which does nothing unless a row is beyond it. With a confidence below 1 tokens are
-drawn instead of cut off, so that fewer are read. Buffers and grids depend on the shapes alone, so a step can be
+Four kernels, none of which waits for the host: a bound for every token from the sketch, with a histogram; a list from
+where that is cut on; attention over the list; the answer with its bound. With a limit on the bound two more follow,
+which do nothing unless a row is beyond it. With a confidence below 1 tokens are drawn instead of cut off, so that fewer
+are read. Buffers and grids depend on the shapes alone, so a step can be
 captured in a CUDA graph; its draws differ whenever it is replayed.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
@@ -23,13 +23,12 @@ from avow.kernels.choice import PLACES, Chosen, marked
 from avow.kernels.finalize import Decoded, Sinks, merged
 from avow.kernels.gather_attention import attended, read_again
 from avow.kernels.pausing import Used, blank_state
-from avow.kernels.planning import Counted, counted, planned
+from avow.kernels.planning import blank_counts
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sampling import drawn
 from avow.kernels.sketch_pass import Terms, bounded
-from avow.kernels.step_constants import ROWS, Prepared, prepared
+from avow.kernels.step_constants import ROWS
 from avow.kernels.work_partition import Parts
-from avow.numerics.norms import slack
 from avow.numerics.sketch import Sketch
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -44,38 +43,18 @@ class Lengths(NamedTuple):
     """0 only where all values are zero, nan where they are too small for a proof."""
 
 
-def value_lengths(v: Float[Tensor, "b g s e"]) -> Lengths:
-    """Bounds on the lengths of values, to be kept beside a cache; they look at nothing but their own head."""
-    wide = v.detach().float()
-    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
-    # A power of two near the largest entry, so that no square overflows or vanishes.
-    size = torch.exp2(torch.floor(torch.log2(largest.double().clamp(min=2.0**-149))))
-    norms = torch.linalg.vector_norm((wide / size).float(), dim=-1).double()  # (b, g, s)
-    error = slack(v.shape[-1], v.dtype)
-    size = size[..., 0]
-    # Entries below 2^-60 of the largest may vanish when squared; rounding to bfloat16 takes 2^-8 at most.
-    each = (norms * (1 + error) + torch.where(norms.amax(-1, keepdim=True) > 0, 2.0**-50, 0.0)) * size
-    each = torch.where(each > 0, each * (1 + 2.0**-7) + 2.0**-126, 0.0).to(torch.bfloat16)
-    least = (norms.amax(-1) * (1 - error) - 2.0**-50).clamp(min=0) * size[..., 0]
-    most = least.float() * (1 - 2.0**-22)
-    return Lengths(each, torch.where(largest[..., 0, 0] == 0, 0.0, torch.where(most > 2.0**-100, most, math.nan)))
-
-
 class Stages(NamedTuple):
-    """What a step does, one after the other; either cuts off or, having planned, draws."""
+    """What a step does, one after the other; it either cuts off or draws."""
 
-    prepared: Callable[..., Prepared]
     bounded: Callable[..., Terms]
-    counted: Callable[[Terms], Counted]
     marked: Callable[..., Chosen]
-    planned: Callable[..., Float32[Tensor, "bh 2"]]
     drawn: Callable[..., Chosen]
     attended: Callable[..., Parts]
     merged: Callable[..., Decoded]
     read_again: Callable[..., None]
 
 
-KERNELS = Stages(prepared, bounded, counted, marked, planned, drawn, attended, merged, read_again)
+KERNELS = Stages(bounded, marked, drawn, attended, merged, read_again)
 
 
 def decode(
@@ -94,6 +73,7 @@ def decode(
     used: Used | None = None,
     report: Float32[Tensor, "5 b h"] | None = None,
     sinks: Float32[Tensor, "heads"] | None = None,
+    counts: Int32[Tensor, "bh circle"] | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
@@ -103,7 +83,8 @@ def decode(
     `sketch` is that of the first whole groups of k, `lengths` are those of v; tokens without a sketch are always read.
     `used`, on the device, says how many tokens each key head has, the others of k and v being room for tokens to come,
     and whether the sketch is used: with a `limit`, heads without it are read in full. Without it all tokens are in use.
-    `report` takes the place of a new one, and its last row that of a hint.
+    `report` takes the place of a new one, and its fourth row that of a hint; `counts` that of empty histograms, which
+    they are again after the step.
     `hint` may hold lengths that the answers are expected to have, such as those of the step before: the nearer, the
     fewer tokens are read; what is proved holds whatever they are. With a `limit`, `drop` is only aimed at: rows are
     within what is allowed where their whole bound is, and heads with a row that is not read all tokens after all.
@@ -125,14 +106,13 @@ def decode(
         raise DtypeError("lengths.each", lengths.each.dtype, rule, "measure values in float32, rounded up")
     queries = used.queries or 1
     own = None if sinks is None else Sinks(sinks, q.shape[1] // queries, queries)
-    known = stages.prepared(q, sketch, most, hint, scale, used, planning.shortest(drop, limit, confidence))
-    terms = stages.bounded(q, sketch, lengths.each, known, used)
+    counts = blank_counts(q.shape[0] * q.shape[1], q.device) if counts is None else counts
+    least = planning.shortest(drop, limit, confidence)
+    terms = stages.bounded(q, sketch, lengths.each, most, hint, scale, used, counts, least)
     if seed is None:
-        chosen = stages.marked(terms, stages.counted(terms), most, drop, s)
+        chosen = stages.marked(terms, most, drop, s)
     else:
-        logs = Logs.of(confidence)
-        rim = stages.planned(terms, most, planning.goal(drop, limit, q.dtype), logs)
-        chosen = stages.drawn(terms, rim, logs, seed, s)
+        chosen = stages.drawn(terms, most, planning.goal(drop, limit, q.dtype), Logs.of(confidence), seed, s)
     parts = stages.attended(q, k, v, chosen, scale, used)
     if limit is None:
         return stages.merged(q, v, parts, terms, chosen, most, drop, scale, sinks=own)

@@ -336,20 +336,46 @@ def rows_grown(total, zs, weight=None):
 
 
 @triton.jit
-def follow(EARLY: tl.constexpr):
-    """Waits until the kernel before this one is done, and lets the next one start to wait.
-
-    Every program of a step's kernels does so before anything else. A GPU then has the next kernel in place when the
-    last one ends, which saves microseconds each time.
+def precede(EARLY: tl.constexpr):
+    """Lets the next kernel start to wait. Where few programs do little, they would end before it was in place if they
+    only did so after their own wait.
     """
     if EARLY:
-        gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def await_last(EARLY: tl.constexpr):
+    """Waits until the kernel before this one is done."""
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Lets the next kernel start to wait, and waits until the one before this is done.
+
+    Every program of a step's kernels does both before it reads what decides anything, so that a kernel is done only
+    after all before it. A GPU then has the next kernels in place when one ends, which saves microseconds each time.
+    """
+    precede(EARLY)
+    await_last(EARLY)
+
+
+@triton.jit
+def send_for(place):
+    """Has what lies at some places brought to the cache that all processors share; nothing waits for it.
+
+    That is no read: what others write there meanwhile is what is read later.
+    """
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @functools.cache
 def early(device: torch.device) -> bool:
-    """Whether kernels on a device may be put in place before the last one is done."""
+    """Whether kernels on a device may be put in place before the last one is done; `chained` alone asks."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

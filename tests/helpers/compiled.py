@@ -41,8 +41,9 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
 def decode(confidence: float = 1.0, queries: int | None = None, window: int | None = None) -> None:
     """One certified step, its last resort included; several queries have sinks, too."""
     from avow.kernels.pausing import Used, blank_state
-    from avow.kernels.sparse_decode import decode, value_lengths
+    from avow.kernels.sparse_decode import decode
     from avow.numerics.sketch import sketched
+    from tests.helpers.decode_references import value_lengths
 
     shapes = ((1, 8 * (queries or 1), 128), (1, 2, 200, 128), (1, 2, 200, 128))
     q, k, v = (torch.randn(shape).bfloat16() for shape in shapes)
@@ -54,14 +55,27 @@ def decode(confidence: float = 1.0, queries: int | None = None, window: int | No
     decode(q, k, v, *known, 1e-2, limit=1e-2, confidence=confidence, seed=seed, used=used, sinks=sinks)
 
 
+def whole() -> None:
+    """A step that reads all tokens, of one query and of many, with and without a window and sinks."""
+    from avow.kernels.finalize import blank_report
+    from avow.kernels.operators import exact_step
+    from tests.helpers.stores import blank
+
+    for kind, queries, window in ((torch.bfloat16, 1, None), (torch.bfloat16, 16, 100), (torch.float32, 8, None)):
+        store = blank(d=128, e=128, dtype=kind)
+        q, sinks = torch.randn(1, 8, queries, 128).to(kind), None if window is None else torch.zeros(8)
+        exact_step(q, list(store), blank_report(1, 8 * queries, q.device), sinks, 0.1, window)
+
+
 def appended() -> None:
-    """One token more in a cache, and many, of all sequences or of each its own number."""
-    from avow.kernels.append_tokens import append
+    """One token more in a cache, and many, of all sequences or of each its own number; and some fewer."""
+    from avow.kernels.append_tokens import append, crop
     from tests.helpers.stores import blank, drawn
 
     for many in (1, 5, 200):
         for counts in (None, torch.tensor([1], dtype=torch.int32), torch.tensor([1])):
             append(blank(d=128, e=128), *drawn(many, d=128, e=128), counts=counts)
+    crop(blank(d=128, e=128), torch.tensor([1], dtype=torch.int32))
 
 
 def scans() -> None:
@@ -107,6 +121,7 @@ FAMILIES: dict[str, Callable[[], object]] = {
     "queries": lambda: [decode(sure, *seen) for seen in ((3, None), (16, 100), (None, 100)) for sure in (1.0, 0.999)],
     "scans": scans,
     "tokens": tokens,
+    "whole": whole,
 }
 
 if __name__ == "__main__":

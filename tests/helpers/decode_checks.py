@@ -24,8 +24,8 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
     from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sketch_pass import bounded
-    from avow.kernels.sparse_decode import decode, value_lengths
-    from avow.kernels.step_constants import STEPS, prepared
+    from avow.kernels.sparse_decode import decode
+    from avow.kernels.step_constants import STEPS
     from tests.helpers import decode_references as references
 
     faults = []
@@ -36,33 +36,30 @@ def faults_at(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) ->
         for shape in ((1, 2 * r, d), (1, 2, n, d), (1, 2, n, d))
     )
     q, told = 3 * q, f"kernels at {n} tokens: {kind}, r = {r}, d = {d}"
-    sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
+    sketch, lengths, scale = sketched(k), references.value_lengths(v), d**-0.5
     used = Used(torch.full((2,), n, dtype=torch.int32, device=device), blank_state(q.device))
     mine = decode(q, k, v, sketch, lengths, 0.05, scale)
     errors = distances(Case("", q.unsqueeze(2), k, v, scale), mine.out.unsqueeze(2)).squeeze(2)
     if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
         faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
-    terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale, used), used)
+    counts = planning.blank_counts(2 * r, q.device)
+    terms = bounded(q, sketch, lengths.each, lengths.most, None, scale, used, counts)
     # What follows from the same terms is whole numbers, and so the same.
-    counted, other = planning.counted(terms), references.counted_reference(terms)
-    if not torch.equal(counted.counts, other.counts):
-        faults.append(f"{told}: {int((counted.counts - other.counts).abs().sum())} terms miscounted")
-    marked = choice.marked(terms, counted, lengths.most, 0.05, n)
-    if not same_lists(marked, references.marked_reference(terms, counted, lengths.most, 0.05, n)):
+    off = int((terms.counts - references.counts_reference(terms)).abs().sum())
+    if off:
+        faults.append(f"{told}: {off} terms miscounted")
+    marked = choice.marked(terms, lengths.most, 0.05, n)
+    if not same_lists(marked, references.marked_reference(terms, lengths.most, 0.05, n)):
         faults.append(f"{told}: the lists of tokens to read are others")
     logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
-    # The histogram is full: another one.
-    terms = bounded(q, sketch, lengths.each, prepared(q, sketch, lengths.most, None, scale, used), used)
-    aim = planning.goal(0.5, None, kind)
-    rims, other_rims = (
-        planning.planned(terms, lengths.most, aim, logs),
-        references.planned_reference(terms, lengths.most, aim, logs),
-    )
+    asked = lengths.most, planning.goal(0.5, None, kind), logs
+    own = sampling.drawn(terms, *asked, seed, n)
+    assert own.draws is not None
+    rims, other_rims = own.draws.rims, references.rims_reference(terms, *asked)
     # Sums in another order may put a rim on the other side of a whole step.
     if not float((rims - other_rims).abs().max()) <= 1 / STEPS:
         faults.append(f"{told}: rims are off by {float((rims - other_rims).abs().max()):.3g} octaves")
-    other_drawn = references.drawn_reference(terms, rims, logs, seed, n)
-    if not same_lists(sampling.drawn(terms, rims, logs, seed, n), other_drawn):
+    if not same_lists(own, references.drawn_reference(terms, *asked, seed, n, rims)):
         faults.append(f"{told}: the lists of tokens drawn are others")
     mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
     errors = distances(Case("", q.unsqueeze(2), k, v, scale), mine.out.unsqueeze(2)).squeeze(2)

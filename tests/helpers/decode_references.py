@@ -11,103 +11,129 @@ import math
 
 import torch
 import triton
-from jaxtyping import Float32, Float64, Int32, Int64
+from jaxtyping import Float, Float32, Float64, Int32, Int64
 from torch import Tensor
 
 from avow.kernels import choice, planning, sample_bounds, sampling, sketch_pass
 from avow.kernels.choice import PLACES, Chosen, Draws, spans_of
 from avow.kernels.finalize import UNIT, Decoded, rounding_of
 from avow.kernels.pausing import Used
-from avow.kernels.planning import WIDTH, Counted, Goal
+from avow.kernels.planning import BINS, CIRCLE, WIDTH, Goal
 from avow.kernels.sample_bounds import ABOVE, BELOW, FUZZY, NONE, Logs
 from avow.kernels.sketch_pass import Terms
-from avow.kernels.sparse_decode import Stages, decode
-from avow.kernels.step_constants import BINS, LIMIT, STEPS, Prepared, absolute_error, relative_error, tile_of
+from avow.kernels.sparse_decode import Lengths, Stages, decode
+from avow.kernels.step_constants import FEWEST, LIMIT, STEPS, absolute_error, relative_error
 from avow.kernels.work_partition import TILE, Parts, programs
+from avow.numerics.norms import slack
 from avow.numerics.sketch import GROUP, Sketch, unpacked
 
 
-def prepared_reference(
+def value_lengths(v: Float[Tensor, "b g s e"]) -> Lengths:
+    """Bounds on the lengths of values, which look at nothing but their own head."""
+    wide = v.detach().float()
+    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
+    # A power of two near the largest entry, so that no square overflows or vanishes.
+    size = torch.exp2(torch.floor(torch.log2(largest.double().clamp(min=2.0**-149))))
+    norms = torch.linalg.vector_norm((wide / size).float(), dim=-1).double()  # (b, g, s)
+    error = slack(v.shape[-1], v.dtype)
+    size = size[..., 0]
+    # Entries below 2^-60 of the largest may vanish when squared; rounding to bfloat16 takes 2^-8 at most.
+    each = (norms * (1 + error) + torch.where(norms.amax(-1, keepdim=True) > 0, 2.0**-50, 0.0)) * size
+    each = torch.where(each > 0, each * (1 + 2.0**-7) + 2.0**-126, 0.0).to(torch.bfloat16)
+    least = (norms.amax(-1) * (1 - error) - 2.0**-50).clamp(min=0) * size[..., 0]
+    most = least.float() * (1 - 2.0**-22)
+    return Lengths(each, torch.where(largest[..., 0, 0] == 0, 0.0, torch.where(most > 2.0**-100, most, math.nan)))
+
+
+def bounded_reference(
     q: Tensor,
     sketch: Sketch,
+    lengths: Tensor,
     most: Float32[Tensor, "b g"],
     hint: Float32[Tensor, "b h"] | None,
     scale: float,
     used: Used,
+    counts: Int32[Tensor, "bh circle"],
     least: float = 0.0,
-) -> Prepared:
-    """What the kernel of that name computes."""
+) -> Terms:
+    """What the kernel of that name computes, as one program."""
     b, h, d = q.shape
     g, c = sketch.codes.shape[1:3]
-    x = torch.zeros(b * g, tile_of(h // g), d, device=q.device)
-    x[:, : h // g] = q.reshape(b * g, h // g, d).float()
+    heads, r = b * g, h // g
+    x = q.reshape(heads, r, d).float()
     exponent = (x.abs().amax(-1).view(torch.int32) >> 23 & 255).clamp(32, 253)
     power, inverse = (exponent << 23).view(torch.float32), (254 - exponent << 23).view(torch.float32)
     x = x * inverse.unsqueeze(-1)
     factor = scale * math.log2(math.e) * STEPS
-    grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
-    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
-    bias = bias[..., : h // g].contiguous()
+    grown = (sketch.size.reshape(heads, 1) * factor * power.double()).float().unsqueeze(1)  # (bg, 1, r)
+    shift = (sketch.zero.float().reshape(heads, c, d) @ x.transpose(-1, -2) * grown).unsqueeze(2)
     square = x.square()
-    spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
-    length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
-    rows = (
-        inverse,
-        grown,
-        spread * grown * (1 + 2.0**-18),
-        length * grown * relative_error(d),
-        grown * absolute_error(d),
-    )
-    unit = most.reshape(b * g)
-    wide = unit if hint is None else torch.fmax(hint.reshape(b * g, -1).amax(-1), unit * least)
+    spread = (square @ sketch.metric.reshape(heads, d, 1)).transpose(1, 2).sqrt() * (1 + 2.0**-13) + 2.0**-60
+    length = square.sum(-1).unsqueeze(1).sqrt() * (1 + 2.0**-13) + 2.0**-60
+    spread = spread * grown * (1 + 2.0**-18)
+    unit = most.reshape(heads)
+    wide = unit if hint is None else torch.fmax(hint.reshape(heads, -1).amax(-1), unit * least)
     wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
-    lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
-    empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
-    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
-
-
-def bounded_reference(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared, used: Used) -> Terms:
-    """What the kernel of that name computes."""
-    heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
-    r = b * h // heads
-    inverse, grown, spread, error, least = (x.unsqueeze(1) for x in known.table[:, :r].unbind(-1))  # (bg, 1, r)
-    x = q.reshape(heads, r, d).float() * (inverse.transpose(1, 2) * sketch_pass._LIFT.value)
+    nu = torch.where(wide > 0, wide, 1.0)
+    x = x * sketch_pass._LIFT.value
     steps = sketch.scale.reshape(heads, c, 1, d).float()
     codes = unpacked(sketch.codes, 4).reshape(heads, c, GROUP, d).float()
     sums = codes @ (x.unsqueeze(1) * steps).half().float().transpose(-1, -2)  # (bg, c, G, r)
-    middle = sums * (grown / sketch_pass._LIFT.value).unsqueeze(1) + known.bias.unsqueeze(2)
+    middle = sums * (grown / sketch_pass._LIFT.value).unsqueeze(1) + shift
     radius = sketch.radius.reshape(heads, c, GROUP, 1).float()
     long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
-    margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)
-    extra = STEPS * torch.log2(1 + long / known.nu[:, None, None, None]) + sketch_pass._PAD.value
+    error, absolute = length * grown * relative_error(d), grown * absolute_error(d)
+    margin = (error * sketch.reach.reshape(heads, c, 1) + absolute).unsqueeze(2)
+    extra = STEPS * torch.log2(1 + long / nu[:, None, None, None]) + sketch_pass._PAD.value
     half = spread.unsqueeze(1) * radius + margin
     term = middle + half + extra
     place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).round().int()
     top = place.amax(2) if c else place.new_empty(heads, 0, r)
     offset = (top.unsqueeze(2) - place).clamp(max=255).to(torch.uint8)
-    mass = torch.exp2((middle - sketch_pass._DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
-    widest = top.amax(1).reshape(-1) if c else known.widest
+    peaks = top.amax(1, keepdim=True) if c else top.new_full((heads, 1, r), -LIMIT)
+    own = torch.exp2((top - peaks) / STEPS)
+    masses = (own * torch.exp2((middle - sketch_pass._DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)).sum(1)
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, known.nu, widest, known.counts, known.arrived, lengths.reshape(heads, -1), used)
+    lengths = lengths.reshape(heads, -1)
+    terms = Terms(offset, top, shift.squeeze(2), nu, counts, peaks, masses.unsqueeze(1), lengths, used)
+    counts += counts_reference(terms)
+    return terms
 
 
-def counted_reference(terms: Terms) -> Counted:
-    """What the kernel of that name computes; masses in one part."""
+def counts_reference(terms: Terms) -> Int32[Tensor, "bh circle"]:
+    """What the sketch pass counts of these terms."""
     heads, c, r = terms.top.shape
-    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    # Where few rows share a head, groups are counted in pairs.
+    pair = torch.arange(c, device=terms.top.device) // (2 if 2 * r <= FEWEST else 1)
     stride = stride_of(c, heads * r)
-    number = torch.arange(triton.cdiv(c, stride), device=top.device)
-    group = number * stride + number * 5 % stride
-    below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
-    bins = (below // WIDTH).clamp(max=BINS - 1).long()
-    counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
-    mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
-    return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
+    here = (pair - pair // stride * 5) % stride == 0
+    term = widest_reference(terms)[:, None] - steps_below(terms)
+    bins = ((term + planning.ORIGIN) // WIDTH % CIRCLE).view(heads * r, c, GROUP)[:, here].flatten(1).long()
+    return torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.int32))
+
+
+def widest_reference(terms: Terms) -> Int32[Tensor, "bh"]:
+    """The largest term of each head."""
+    return terms.peaks.amax(1).flatten()
 
 
 def stride_of(c: int, rows: int) -> int:
     """Of how many groups one is counted, for so many rows of all heads."""
-    return max(1, c * GROUP // planning.enough(rows))
+    return 1 << min(planning.RAREST, max(1, c * GROUP // planning.enough(rows)).bit_length() - 1)
+
+
+def foreseen_reference(terms: Terms) -> tuple[Tensor, Int32[Tensor, "bh bins"], Tensor]:
+    """The mass that is expected, how far bins are below the largest term, and how much each and all after it are."""
+    c = terms.top.shape[1]
+    widest, apart = widest_reference(terms), terms.peaks - terms.peaks.amax(1, keepdim=True)
+    expected = (terms.masses * torch.exp2(apart / STEPS)).sum(1).flatten()
+    bins = torch.arange(BINS, device=widest.device)
+    place = ((widest + planning.ORIGIN) // WIDTH)[:, None] - bins
+    above = WIDTH - 1 - (widest + planning.ORIGIN) % WIDTH
+    edges = (bins * WIDTH - above[:, None]).clamp(min=0)
+    sizes = terms.counts.gather(1, (place % CIRCLE).long()) * torch.exp2(-edges / STEPS)
+    sizes = sizes * float(stride_of(c, len(widest)))
+    return expected, edges, sizes.flip(-1).cumsum(-1).flip(-1) + c * GROUP * planning.BEYOND
 
 
 def own_span(heads: int, s: int) -> tuple[int, int]:
@@ -120,35 +146,38 @@ def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
     """How many steps each term is below its head's largest."""
     heads, c, r = terms.top.shape
     top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    return terms.widest[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()
+    return widest_reference(terms)[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()
 
 
-def cuts_reference(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
+def cuts_reference(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
     """How many steps below its largest term a head stops reading."""
-    _, c, r = terms.top.shape
-    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
-    behind = (known.counts * sizes).flip(-1).cumsum(-1).flip(-1)
-    share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (known.masses.sum(-1) * (drop / stride_of(c, len(terms.widest))) * share)[:, None]
-    budget = torch.where(budget < torch.inf, budget, -1.0)
-    above = (~(behind <= budget)).sum(-1)
-    return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
+    expected, _, behind = foreseen_reference(terms)
+    budget = expected * drop * (most.reshape(-1) / terms.nu).repeat_interleave(terms.top.shape[2])
+    budget = torch.where(budget < torch.inf, budget, -1.0)[:, None]
+    over = (~(behind <= budget)).sum(-1)
+    above = WIDTH - 1 - (widest_reference(terms) + planning.ORIGIN) % WIDTH
+    return torch.where(over >= BINS, 2**30, over.clamp(min=1) * WIDTH - above).int()
 
 
-def marked_reference(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
+def marked_reference(terms: Terms, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
     """What the kernel of that name computes."""
     heads, c, r = terms.top.shape
     below = steps_below(terms)
-    wanted = (below < cuts_reference(terms, known, most, drop)[:, None]).view(heads, r, -1).any(1)
+    wanted = (below < cuts_reference(terms, most, drop)[:, None]).view(heads, r, -1).any(1)
     flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
     deep = torch.minimum(below, choice._DEEPEST.value + terms.offset.int())
     left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
     spans, span = own_span(heads, s)
     tails = torch.nn.functional.pad(left, (0, spans * span - c * GROUP)).view(heads * r, spans, -1).sum(-1)
-    return listed_reference(flags.int(), tails)
+    return listed_reference(flags.int(), tails, widest_reference(terms))
 
 
-def listed_reference(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, draws: Draws | None = None) -> Chosen:
+def listed_reference(
+    flags: Int32[Tensor, "bg s"],
+    tails: Tensor | None = None,
+    widest: Tensor | None = None,
+    draws: Draws | None = None,
+) -> Chosen:
     """Lists of tokens whose flags are not 0 but one more than the step of their odds; elsewhere in a list stands −1."""
     heads, s = flags.shape
     spans, span = own_span(heads, s)
@@ -159,16 +188,14 @@ def listed_reference(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, 
         place = flags[head, part].nonzero()[:, 0]
         steps = flags[head, part, place] - 1
         listed[head, part, : len(place)] = (place + part * span).int() | steps << PLACES
-    return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, draws)
+    return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, widest, draws)
 
 
-def planned_reference(terms: Terms, most: Float32[Tensor, "b g"], goal: Goal, logs: Logs) -> Float32[Tensor, "bh 2"]:
-    """What the kernel of that name computes."""
-    known, (_, c, r) = counted_reference(terms), terms.top.shape
-    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
-    behind = (known.counts * sizes * float(stride_of(c, len(terms.widest)))).flip(-1).cumsum(-1).flip(-1)
-    expected, whole = known.masses.sum(-1), behind[:, 0]
-    slim = (terms.nu / most.reshape(-1)).repeat_interleave(r)
+def rims_reference(terms: Terms, most: Float32[Tensor, "b g"], goal: Goal, logs: Logs) -> Float32[Tensor, "bh 2"]:
+    """The rims that the kernel of `drawn_reference` plans."""
+    expected, edges, behind = foreseen_reference(terms)
+    whole, widest = behind[:, 0], widest_reference(terms)
+    slim = (terms.nu / most.reshape(-1)).repeat_interleave(terms.top.shape[2])
     aim = (goal.room - goal.narrow * slim).clamp(max=goal.drop)
     long = planning._USUAL.value / slim
     wide = (whole / (expected * (1 + long))).clamp(min=1.0).log2()
@@ -186,27 +213,35 @@ def planned_reference(terms: Terms, most: Float32[Tensor, "b g"], goal: Goal, lo
     )
     rough = solved(0.95 * logs.sum + 2.83, 1.6 * (2 * logs.sum * share * behind).sqrt())
     size = torch.where((wide < fine + 0.5)[:, None], rough, torch.maximum(calm, rough))
-    edges = sizes.clone()
-    edges[0] = 2.0**30
-    rim = torch.minimum(size.square(), edges).amax(-1)
-    steps = torch.maximum((-STEPS * rim.log2()).ceil(), torch.where(terms.widest < LIMIT, planning._HIGHEST.value, 1.0))
+    edge = torch.exp2(-edges / STEPS)
+    edge[:, 0] = 2.0**30
+    rim = torch.minimum(size.square(), edge).amax(-1)
+    steps = torch.maximum((-STEPS * rim.log2()).ceil(), torch.where(widest < LIMIT, planning._HIGHEST.value, 1.0))
     sure = (expected > 0) & (expected < torch.inf) & (whole < torch.inf) & (rim > 0)
     sure &= (aim > 0) & (slim < torch.inf)
     cuts = torch.where(sure, steps, 2.0**30).int()
-    return torch.stack([(terms.widest - cuts).float() / STEPS, fine], -1)
+    return torch.stack([(widest - cuts).float() / STEPS, fine], -1)
 
 
 def drawn_reference(
-    terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], s: int
+    terms: Terms,
+    most: Float32[Tensor, "b g"],
+    goal: Goal,
+    logs: Logs,
+    seed: Int64[Tensor, "1"],
+    s: int,
+    rims: Float32[Tensor, "bh 2"] | None = None,
 ) -> Chosen:
-    """What the kernel of that name computes."""
+    """What the kernel of that name computes, or by some rims."""
     heads, c, r = terms.top.shape
-    cuts = (terms.widest - rims[:, 0] * STEPS).round().int()
+    rims = rims_reference(terms, most, goal, logs) if rims is None else rims
+    cuts = (widest_reference(terms) - rims[:, 0] * STEPS).round().int()
     above = (cuts[:, None] - steps_below(terms)).view(heads, r, c * GROUP).amax(1)
     rare = torch.nn.functional.pad((-above).clamp(0, sampling._RAREST.value), (0, s - c * GROUP))
     chance = (16 - (rare & 7)) << (sampling._BITS - 4 - (rare >> 3))
     wanted = draws_reference(seed, heads, s) < chance
-    return listed_reference(torch.where(wanted, rare + 1, 0), None, Draws(rims, terms.nu, terms.lengths, logs, seed))
+    draws = Draws(rims, terms.nu, terms.lengths, logs, seed)
+    return listed_reference(torch.where(wanted, rare + 1, 0), draws=draws)
 
 
 def draws_reference(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "bg s"]:
@@ -372,7 +407,8 @@ def merged_reference(
         moved = torch.where((rim < NONE.value) | (unit_length == 0), 0.0, moved)
     else:
         tail = mass.new_zeros(()) if chosen.tails is None else chosen.tails.double().sum(-1) * (1 + 2.0**-10)
-        moved = tail * above(terms.widest.double() / STEPS) / mass * (wide / unit_length) * reach.clamp(min=1.0) * grown
+        peak_term = high.double() * 0 if chosen.widest is None else chosen.widest.double() / STEPS
+        moved = tail * above(peak_term) / mass * (wide / unit_length) * reach.clamp(min=1.0) * grown
         moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved)
     whole = (moved + rounding + narrow * own / unit_length + vanished / unit_length) * (1 + 2.0**-16)
     lengths = (1 + own / unit_length * (1 + narrow) + vanished / unit_length) * (1 + 2.0**-16)
@@ -388,6 +424,7 @@ def merged_reference(
     share = (chosen.found.sum(-1) / v.shape[2]).float().repeat_interleave(r)
     told = torch.stack([whole, own.float(), unit_length.float(), hint.float(), share]).view(5, b, h)
     within = within.view(b, h)
+    terms.counts.zero_()
     if chosen.draws is not None:
         chosen.draws.seed.add_(1)
     return Decoded(answer.to(q.dtype).view(b, h, e), told, within, chosen.found.sum(-1).int().view(b, g))
@@ -408,7 +445,7 @@ def read_again_reference(
     heads = b * g
     ill = ~found.within.view(heads, h // g).all(-1)
     everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int()[:, None] * s, None)
+    whole = Chosen(everything, ill.int()[:, None] * s, None, None)
     parts = attended_reference(q, k, v, whole, scale, terms.used)
     again = merged_reference(q, v, parts, terms, whole, most, math.inf, scale, report=found.report)
     rows = ill.repeat_interleave(h // g).view(b, h)
@@ -417,11 +454,8 @@ def read_again_reference(
 
 
 REFERENCES = Stages(
-    prepared_reference,
     bounded_reference,
-    counted_reference,
     marked_reference,
-    planned_reference,
     drawn_reference,
     attended_reference,
     merged_reference,

@@ -18,10 +18,11 @@ interpret()
 from avow.kernels.choice import PLACES, Chosen
 from avow.kernels.finalize import Decoded
 from avow.kernels.pausing import Used, blank_state
+from avow.kernels.planning import blank_counts
 from avow.kernels.sketch_pass import Terms, bounded
-from avow.kernels.sparse_decode import Lengths, decode, value_lengths
-from avow.kernels.step_constants import prepared
+from avow.kernels.sparse_decode import Lengths, decode
 from avow.numerics.sketch import Sketch, sketched
+from tests.helpers.decode_references import value_lengths
 
 
 @dataclasses.dataclass
@@ -78,8 +79,9 @@ def drawn(b: int = 1, g: int = 1, r: int = 2, s: int = 200, d: int = 64, e: int 
 
 def terms_of(given: Step, hint: Tensor | None = None) -> Terms:
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        known = prepared(given.q, given.sketch, given.lengths.most, hint, given.scale, given.used)
-        return bounded(given.q, given.sketch, given.lengths.each, known, given.used)
+        counts = blank_counts(given.q.shape[0] * given.q.shape[1], given.q.device)
+        known = given.lengths.each, given.lengths.most, hint, given.scale, given.used, counts
+        return bounded(given.q, given.sketch, *known)
 
 
 def flags_of(chosen: Chosen, s: int) -> Tensor:

@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from avow.errors import NotDifferentiable, ParameterError
 from avow.nn import KeyValueCache
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 _ORIGIN = "avow_cache"
 
@@ -50,6 +50,9 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     Args:
         config: the model's.
         bits: bits of a number of the sketch, 1 to 8; None keeps no sketch, and every answer is exact.
+        capacity: room for this many tokens from the start, and for twice as many whenever it is full; None: buffers
+            grow as tokens come. While tokens do not move, calls on a GPU can be captured in CUDA graphs (`steps`).
+            Layers with a sliding window have none.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -67,17 +70,27 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     drafts: Any = None
     """The state of `verified.Drafts`, once a model that verifies drafts read on from these tokens."""
 
+    graphs: Any = None
+    """The state of `graphs.StepGraphs`, once a model on a GPU read on from these tokens."""
+
     @declared()
-    def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
+    def __init__(self, config: PreTrainedConfig, bits: int | None = 4, capacity: int | None = None) -> None:
+        if capacity is not None:
+            check_count("capacity", capacity, 4096)
         super().__init__(config=config.get_text_config(decoder=True))
         for i, layer in enumerate(self.layers):
             if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-                self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None))
+                self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None), capacity)
 
     @property
     def verification(self) -> Any:
         """What was drafted and verified behind these tokens (`Verification`); None if nothing was asked for so."""
-        return None if self.drafts is None else self.drafts.verification
+        return None if self.drafts is None else self.drafts.told()
+
+    @property
+    def steps(self) -> Any:
+        """How many calls behind these tokens CUDA graphs ran, and why not the others (`Steps`); None without a GPU."""
+        return None if self.graphs is None else self.graphs.steps
 
     # If one layer fails, all stay as they were.
     crop = _all_or_none(DynamicCache.crop)
@@ -91,9 +104,9 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     is_croppable = True
 
-    def __init__(self, bits: int | None = 4, window: int | None = None) -> None:
+    def __init__(self, bits: int | None = 4, window: int | None = None, capacity: int | None = None) -> None:
         self.is_initialized = False
-        self.bits, self.window = bits, window
+        self.bits, self.window, self.capacity = bits, window, capacity if window is None else None
         self.is_sliding = window is not None
         self.length = 0
         """How many tokens there were in all. Without a window the cache may hold more: the next take their place."""
@@ -136,7 +149,11 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
         before, _ = self.get_mask_sizes(0)
-        self._settled(self.cache).append(key_states, value_states)
+        cache = self._settled(self.cache)
+        if self.capacity is not None and (after := self.length + key_states.shape[-2]) > cache.room:
+            self.capacity = max(2 * cache.room, after)
+            self._rebuild(*cache.tokens)
+        self.cache.append(key_states, value_states)
         self.length += key_states.shape[-2]
         self.seen = before + key_states.shape[-2]
         keys, values = self._seen(self.cache)
@@ -221,9 +238,8 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     def _empty(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         batch, heads, _, dim = keys.shape
-        return KeyValueCache(
-            heads, dim, values.shape[-1], batch, keys.dtype, keys.device, bits=self.bits, window=self.window
-        )
+        sizes = heads, dim, values.shape[-1], batch, keys.dtype, keys.device
+        return KeyValueCache(*sizes, bits=self.bits, window=self.window, capacity=self.capacity)
 
 
 class _Origin:

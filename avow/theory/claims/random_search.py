@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from avow.errors import ParameterError
 from avow.numerics import intervals
 from avow.theory.claims.claim import Claim, Excess, Falsifier
-from avow.theory.claims.formal import NOTHING
 
 STATED, AMENDED = "as stated", "what is true instead"
 MOST_CASES = 100_000
@@ -79,7 +78,7 @@ def trials(claim: Claim, variant: str = STATED, seed: int = 0) -> Iterator[Trial
         case = tuple(Fraction(round(x * grid), grid) for x, grid in zip(drawn, grids, strict=True))
         value = _evaluated(excess_of, subject, case, grids)
         broken = bool(value > 0) or (falsifier.strict and bool(value >= 0))
-        excess = None if not value.is_finite() else 0.0 if value == NOTHING else float(value.mid())
+        excess = float(value.mid()) if value.is_finite() else None
         nearer = excess is not None and (broken or excess > most)
         if nearer and excess is not None:
             most, nearest = excess, case

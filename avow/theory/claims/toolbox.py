@@ -1,6 +1,6 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-First come equality and signs in symbols (SymPy), then fractions and balls, then what refutes; `search`
+First come equality and signs in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
 is the weakest, support and never proof. A ball is a number with a radius (python-flint's `arb`): the true value lies
 within it, so a comparison of balls that comes out true is proved.
 
@@ -18,21 +18,15 @@ Args:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 import torch
-from flint import arb
 
 from avow.numerics import intervals
 from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.kernel import conditions
-from avow.theory.claims.rules.analysis import SMOOTH
 from avow.theory.constructions.construction import Construction
-
-Box = Sequence[tuple[float | Fraction, float | Fraction]]
 
 
 def symbols(**names: str) -> list[Any]:
@@ -72,42 +66,6 @@ def _signed(sign: str, expression: Any, says: str, amended: bool) -> Evidence:
         if getattr(form, f"is_{sign}"):
             return Evidence("symbolic", says, {sign: sympy.latex(form)}, amended)
     raise Unproved(f"{says}: cannot see that {expression} is {sign}")
-
-
-def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amended: bool = False) -> Evidence:
-    """An expression is never negative from `start` on: it is not there, and its slope is not beyond.
-
-    Where the slope's own sign cannot be seen, it is asked the same way, up to the third. The expression must be smooth
-    from `start` on; its other symbols keep their assumptions.
-
-    Args:
-        variable: the symbol that grows.
-        start: the number or expression it grows from.
-    """
-    expression, start = _exact(expression), _exact(start)
-    beyond = start + sympy.Dummy("beyond", nonnegative=True)
-    if not all(isinstance(part, SMOOTH) for part in expression.atoms(sympy.Function)):
-        raise Unproved(f"{says}: {expression} is not known to be smooth")
-    for condition in conditions(expression):
-        # What jumps may be above zero, and rise wherever it is smooth, and fall below zero all the same.
-        there = condition.subs(variable, beyond)
-        side = there.lhs - there.rhs if there != sympy.true else sympy.Integer(1)
-        forms = (sympy.expand(side), sympy.factor(side))
-        signs = ("is_positive", "is_negative") if isinstance(condition, sympy.Ne) else ("is_positive",)
-        if not any(getattr(form, sign) for form in forms for sign in signs):
-            raise Unproved(f"{says}: {expression} may have no value, unless {there}")
-    slopes = [expression]
-    for _ in range(3):
-        nonnegative(slopes[-1].subs(variable, start), f"{says}, at the start")
-        slopes.append(sympy.diff(slopes[-1], variable))
-        try:
-            nonnegative(slopes[-1].subs(variable, beyond), f"{says}, the slope beyond")
-        except Unproved as error:
-            trouble = error
-        else:
-            facts = {"nonnegative": sympy.latex(expression), "from": sympy.latex(start)}
-            return Evidence("symbolic", says, facts | {"slopes": list(map(sympy.latex, slopes[1:]))}, amended)
-    raise trouble
 
 
 def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evidence:
@@ -190,55 +148,6 @@ def search(
             (-value).backward()
             climber.step()
     return Evidence("search", says, {"trials": restarts * steps, "closest": worst}, amended)
-
-
-def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
-    """The number of a floating point type nearest to a real one, exactly, or ±inf where it overflows.
-
-    `number` is asked with more bits until its ball lies strictly between two halfway points; on one, it never does.
-    """
-    form = torch.finfo(dtype)
-    top, relative, tiny = Fraction(form.max), Fraction(form.eps), Fraction(form.tiny)
-
-    def spacing(size: Fraction) -> Fraction:
-        """From one number of the type to the next; below the smallest normal number it stays the same."""
-        if size < 2 * tiny:
-            return relative * tiny
-        exponent = size.numerator.bit_length() - size.denominator.bit_length()
-        # 2^exponent is within a factor of two of the size.
-        return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
-
-    overflow, vanish = top + spacing(top) / 2, spacing(Fraction(0)) / 2
-
-    def nearest() -> Any:
-        x = number()
-        if not x.is_finite():
-            return None
-        # Far beyond either end of the type, the number itself would be too long to write out.
-        if abs(x) < intervals.ball(vanish):
-            return Fraction(0)
-        sign = -1 if x < 0 else 1
-        magnitude = sign * x
-        if magnitude > intervals.ball(overflow):
-            return sign * math.inf
-        mantissa, exponent = (int(part) for part in x.mid().man_exp())
-        size = abs(mantissa) * Fraction(2) ** exponent
-        candidate = round(size / spacing(size)) * spacing(size)
-        # Half the way to either neighbour; the one below is nearer where the exponent changes.
-        above, below = spacing(candidate) / 2, spacing(candidate * (1 - relative / 4)) / 2
-        low, high = intervals.ball(candidate - below), intervals.ball(min(candidate + above, overflow))
-        return sign * candidate if low < magnitude < high else None
-
-    decided = intervals.decided(nearest)
-    if decided is None:
-        raise Unproved(f"balls cannot tell which {dtype} is nearest to {number()}")
-    return decided
-
-
-def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
-    """A real number as a type holds it, exactly; what overflows is the largest number there."""
-    value = rounded(number, dtype)
-    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
 
 
 def _exact(expression: Any) -> Any:

@@ -116,6 +116,22 @@ def test_sums_keep_what_must_hold_before_they_cancel() -> None:
     refused("it does not follow", proof.have, whole_sum > 0, summed)
 
 
+def test_no_index_escapes_from_a_sum_by_a_choice_between_cases() -> None:
+    """SymPy pulls cases out of a sum within a sum, with the inner index in their conditions."""
+
+    def nested(term: Any) -> Any:
+        return Sum(x * Sum(term, (j, 1, n)), (k, 1, n))
+
+    choice = sympy.Piecewise((1, j <= k), (2, True))
+    assert j in nested(choice).free_symbols
+    named = {x: "a number", n: "how many", j: "an index"}
+    with pytest.raises(ParameterError, match="holds a sum within a case"):
+        Statement(named, {"it": nested(choice) >= 0}, [j >= 1])
+    proof = about(y >= 0, given=[y >= 1])
+    refused("changed the meaning", proof.have, nested(choice) ** 2 + y > 0, proof.given(y >= 1))
+    assert proof.have(nested(j + k) ** 2 + y > 0, proof.given(y >= 1))
+
+
 def test_a_witness_without_a_value_is_none() -> None:
     exists = Exists(y, Eq(y * z, 1))
     proof = about(x >= 0)

@@ -380,6 +380,9 @@ class Statement:
             if formula in (sympy.true, sympy.false):
                 rule = f"is {formula} whatever the variables are"
                 raise ParameterError(f"statement: {name}", formula, rule, "state what is not settled by itself")
+            if cases := cases_of_sums(self.expanded(formula)):
+                rule, remedy = "holds a sum within a case", "write the sum of terms times Heaviside or Max"
+                raise ParameterError(f"statement: {name}", text(cases), rule, remedy)
             strange = variables(self.expanded(formula)) - set(self.variables)
             if strange:
                 names = ", ".join(sorted(map(str, strange)))
@@ -482,6 +485,14 @@ def variables(formula: Formula) -> set[Any]:
     labels = {base.label for base in bases}
     functions = {one.func for one in formula.atoms(AppliedUndef)}
     return (symbols - elements - labels - bound | bases | functions) - bound
+
+
+def cases_of_sums(formula: Formula) -> Formula | None:
+    """A choice between cases in a formula, one of which holds a sum; None if there is none.
+
+    SymPy pulls a choice out of a sum within a sum even if it depends on the inner index, which is then bound no more.
+    """
+    return next((one for one in formula.atoms(sympy.Piecewise) if one.has(Sum)), None)
 
 
 # ---- values in balls

@@ -10,7 +10,7 @@ import sympy
 from sympy import And, Equivalent, Implies, Indexed, Not, Or, Sum, Symbol, exp, log
 
 from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.formal import ForAll, Formula, Statement, holds, latex, text, variables
+from avow.theory.claims.formal import ForAll, Formula, Statement, cases_of_sums, holds, latex, text, variables
 from avow.theory.claims.provers import bound_by, canonical, follows, refreshed, unbound
 
 
@@ -154,6 +154,8 @@ class Kernel:
     # ---- how steps are taken
 
     def _add(self, formula: Formula, by: str, says: str, uses: Sequence[Step]) -> Step:
+        if cases := cases_of_sums(formula):
+            raise Unproved(f"{says or by}: SymPy may have changed the meaning of {text(cases)}")
         step = Step(formula, by, says, tuple(uses))
         self.steps.append(step)
         return step

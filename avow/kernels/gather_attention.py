@@ -157,12 +157,13 @@ def attend(program, head, tiles, inputs, parts, used, S: tl.constexpr, chosen=No
         else:
             there = first + tile * _TILE + token < s
             place = tl.where(there, first + tile * _TILE + token, 0).to(tl.int64)
-        keys_at = rows + place[:, None] * S.D + channel[None, :]
-        carried_at = carriers + place[:, None] * S.E + column[None, :]
         if HOT:
             spot, near = place_of(inputs.hot, head, place, there & (whole == 0))
-            keys_at = tl.where(near[:, None], inputs.hot.k + spot[:, None] * S.D + channel[None, :], keys_at)
-            carried_at = tl.where(near[:, None], inputs.hot.v + spot[:, None] * S.E + column[None, :], carried_at)
+            keys_at = tl.where(near, inputs.hot.k + spot * S.D, rows + place * S.D)[:, None] + channel[None, :]
+            carried_at = tl.where(near, inputs.hot.v + spot * S.E, carriers + place * S.E)[:, None] + column[None, :]
+        else:
+            keys_at = rows + place[:, None] * S.D + channel[None, :]
+            carried_at = carriers + place[:, None] * S.E + column[None, :]
         keys = tl.load(keys_at, mask=there[:, None] & (channel < S.D)[None, :], other=0.0)
         carried = tl.load(carried_at, mask=there[:, None] & (column < S.E)[None, :], other=0.0)
         if HOT:

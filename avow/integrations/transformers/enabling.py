@@ -339,9 +339,10 @@ def without(model: PreTrainedModel) -> Iterator[None]:
         _restore(now)
 
 
-def own_cache(model: PreTrainedModel) -> CertifiedCache:
+def own_cache(model: PreTrainedModel, offloading: bool = False) -> CertifiedCache:
     """The cache that `generate()` gets: with a sketch if a layer may answer with an error."""
-    return CertifiedCache(model.config, bits=4 if any(layer.tolerant for layer in layers(model)) else None)
+    bits = 4 if any(layer.tolerant for layer in layers(model)) else None
+    return CertifiedCache(model.config, bits=bits, offloading=offloading)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
@@ -349,9 +350,13 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     given = model_kwargs.get("past_key_values")
     prepared = getattr(type(model), _PREPARES)(model, generation_config, model_kwargs, *more, **named)
     cache: Any = model_kwargs.get("past_key_values")
-    if cache is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
+    offloading = generation_config.cache_implementation == "offloaded"
+    if cache is given or generation_config.is_assistant:
         return prepared
-    own = own_cache(model)
+    own = own_cache(model, offloading)
+    if offloading and own.layers and own.layers[0].bits is None:
+        # Rows are read where they are by kernels, which need a sketch; without a tolerance there is none.
+        return prepared
     if type(cache) is DynamicCache:
         model_kwargs["past_key_values"] = own
     elif type(cache) is EncoderDecoderCache and type(cache.self_attention_cache) is DynamicCache:

@@ -30,6 +30,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from avow.core import Certificate
 from avow.core.quantities import count
+from avow.decode.kernel_steps import ROWS
 from avow.decode.step_rates import share_read
 from avow.integrations.transformers.cache import CertifiedCache, CertifiedLayer
 
@@ -293,8 +294,17 @@ class VerifiedForward:
         if drafts.wait:
             drafts.wait -= 1
             return "most of the last drafts were wrong", 0
-        left = self.most if drafts.choice is None else drafts.choice.left - 1
-        return "the last tokens", max(0, min(drafts.many, self.most, left))
+        most = self._most(step.cache)
+        left = most if drafts.choice is None else drafts.choice.left - 1
+        return "the last tokens", max(0, min(drafts.many, most, left))
+
+    def _most(self, cache: CertifiedCache) -> int:
+        """How many drafts one pass verifies at most: if tokens are in host memory, as many as one reading serves."""
+        first = cache.layers[0]
+        if not first.offloaded:
+            return self.most
+        heads = self.model.config.get_text_config(decoder=True).num_attention_heads
+        return max(1, min(self.most, ROWS // (heads // first.cache.key_heads) - 1))
 
     def _round(self, drafts: Drafts, step: _Step, many: int) -> _Ahead:
         """Draft so many tokens, and read them by exact attention."""

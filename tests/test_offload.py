@@ -1,0 +1,291 @@
+"""Caches whose keys and values are in host memory: the same answers, whatever is kept on the device."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.kernels.interpreted import interpret
+
+interpret()
+
+from avow.decode import host_memory, kernel_steps, token_buffers
+from avow.decode.key_value_cache import KeyValueCache
+from avow.errors import ParameterError
+from avow.kernels import append_tokens, hot_rows
+from avow.kernels.hot_rows import HotRows, bytes_of_place
+from tests import gpu_decode
+from tests.helpers.kernel_caches import answer_by_kernels, errors
+
+# A GPU does not warn of inf and nan.
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+TOL = 5e-2
+
+
+@pytest.fixture(autouse=True)
+def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_by_kernels(monkeypatch)
+
+
+def places(rows: int, heads: int = 2) -> int:
+    """The bytes of so many places for rows of each head."""
+    return rows * heads * bytes_of_place(32, 32, 2)
+
+
+def cache_of(hot: int | None = None, tokens: int = 150, **options: Any) -> KeyValueCache:
+    """An offloaded cache, or with `hot=-1` one on the device; places for rows are poisoned."""
+    own = {} if hot == -1 else {"offload": True, "hot": hot}
+    cache = KeyValueCache(2, 32, dtype=torch.bfloat16, **({"capacity": 256} | own | options))
+    if cache._hot is not None:
+        cache._hot.k.fill_(math.nan)
+        cache._hot.v.fill_(math.nan)
+    cache.append(*drawn(tokens, cache.batch))
+    return cache
+
+
+def drawn(tokens: int = 1, batch: int = 1) -> tuple[Tensor, Tensor]:
+    k, v = torch.randn(2, batch, 2, tokens, 32).bfloat16()
+    return k, v
+
+
+def asked(queries: int = 1, heads: int = 4) -> Tensor:
+    return (6 * torch.randn(1, heads, queries, 32)).bfloat16()
+
+
+@pytest.mark.parametrize("confidence", [None, 0.999])
+def test_answers_are_those_of_a_cache_on_the_device_bit_for_bit(confidence: float | None) -> None:
+    torch.manual_seed(0)
+    away = cache_of(places(40))
+    torch.manual_seed(0)
+    here = cache_of(-1)
+    q, hits = asked(), 0
+    for step in range(4):
+        seeds = [None if confidence is None else torch.Generator().manual_seed(step) for _ in range(2)]
+        out, certificate = away.attend(q, TOL, confidence, generator=seeds[0])
+        other, theirs = here.attend(q, TOL, confidence, generator=seeds[1])
+        assert torch.equal(out, other) and torch.equal(certificate.rows, theirs.rows)
+        assert bool((errors(away, q, out) <= certificate.rows).all())
+        assert certificate.cost is not None and theirs.cost is not None and theirs.cost.hits == theirs.cost.misses == 0
+        # All rows that are listed are counted, here or there.
+        assert certificate.cost.hits + certificate.cost.misses == int(away._hot.reads.sum())  # type: ignore[union-attr]
+        hits = certificate.cost.hits
+        token = drawn()
+        away.append(*token)
+        here.append(*token)
+    assert hits > 20
+
+
+def test_rows_that_were_read_stay_while_steps_read_them() -> None:
+    cache, q = cache_of(places(256)), asked()
+    first, second = (cache.attend(q, TOL).certificate.cost for _ in range(2))
+    assert first is not None and second is not None
+    # There is a place for every token, and the second step reads what the first one read.
+    assert first.hits == 0 < first.misses and second.misses == 0 and second.hits == first.misses
+
+
+def test_a_place_is_not_taken_from_a_row_that_the_step_reads() -> None:
+    """One place for all: the row that is there stays as long as every step reads it."""
+    cache, q = cache_of(places(1)), asked()
+    cache.attend(q, TOL)
+    hot = cache._hot
+    assert hot is not None
+    before = hot.owner.clone()
+    assert bool((before >= 0).all())
+    for step in range(2, 4):
+        cost = cache.attend(q, TOL).certificate.cost
+        assert torch.equal(hot.owner, before) and hot.mark.flatten().tolist() == [step] * 2
+        assert cost is not None and cost.hits == 2
+
+
+def test_tokens_in_the_place_of_forgotten_ones_are_not_taken_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crop_and_go_on(cache: KeyValueCache) -> tuple[Tensor, Any, Tensor]:
+        q = asked()
+        cache.attend(q, TOL, method="sparse")
+        cache.crop(60)
+        cache.append(*drawn(100))
+        out, certificate = cache.attend(q, TOL, method="sparse")
+        return q, certificate, errors(cache, q, out)
+
+    q, certificate, off = crop_and_go_on(cache_of(places(256)))
+    assert bool((off <= certificate.rows).all())
+    # Without a word of them to the hot rows, stale ones are read, and the bound is broken.
+    honest = append_tokens.append
+    blind: Callable[..., None] = lambda store, *more, **named: honest(store._replace(owner=None), *more, **named)
+    monkeypatch.setattr("avow.kernels.operators.append", blind)
+    q, certificate, off = crop_and_go_on(cache_of(places(256)))
+    assert not bool((off <= certificate.rows).all())
+
+
+@pytest.mark.parametrize("fault", ["unmarked", "spoilt"])
+def test_faults_of_the_hot_rows_would_break_bounds(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Bounds rest on what is in the places: what is wrong there shows."""
+    cache, q = cache_of(places(256)), asked()
+    cache.attend(q, TOL)
+    hot = cache._hot
+    assert hot is not None
+    if fault == "spoilt":
+        hot.k.neg_()
+    else:
+        hot.owner.copy_(torch.where(hot.owner >= 0, hot.owner.roll(1, 1), -1))
+    out, certificate = cache.attend(q, TOL, method="sparse")
+    assert not bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(1, 4), (5, 4), (16, 8)])
+def test_exact_answers_read_every_row_once(queries: int, heads: int) -> None:
+    cache, q, sinks = cache_of(places(20)), asked(queries, heads), torch.randn(heads)
+    for own in (None, sinks):
+        out, certificate = cache.attend(q, sinks=own)
+        assert certificate.method == "exact" and certificate.bound < 1e-2 and certificate.reason == ""
+        assert bool((errors(cache, q, out, own) <= certificate.rows).all())
+        assert certificate.cost is not None and certificate.cost.misses == 300 and certificate.cost.hits == 0
+    out, certificate = cache.attend(q, tol=TOL, method="exact")
+    assert certificate.reason == "exact attention was asked for" and certificate.keeps(TOL)
+
+
+def test_many_queries_and_masks_are_answered_with_one_head_on_the_device_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, q, most = cache_of(places(20), batch=2), asked(40).expand(2, -1, -1, -1), 0
+    honest = KeyValueCache._on_gpu
+
+    def counted(self: KeyValueCache, *which: Any) -> Tensor:
+        nonlocal most
+        rows = honest(self, *which)
+        most = max(most, rows.shape[0] * rows.shape[1])
+        return rows
+
+    monkeypatch.setattr(KeyValueCache, "_on_gpu", counted)
+    out, certificate = cache.attend(q, sinks=torch.zeros(4))
+    assert most == 1 and certificate.method == "exact" and certificate.rows.shape == q.shape[:3]
+    assert bool((errors(cache, q, out, torch.zeros(4)) <= certificate.rows).all())
+    out, certificate = cache.attend(q[:, :, :3], rtol=1e-2)
+    assert certificate.keeps_rtol(1e-2) if hasattr(certificate, "keeps_rtol") else certificate.relative <= 1e-2
+    mask = torch.ones(2, 1, 40, 150, dtype=torch.bool).tril(110)
+    masked, _ = cache.attend_masked(q, mask, None, None, None)
+    plain, _ = cache.attend(q)
+    torch.testing.assert_close(masked, plain)
+
+
+def test_sequences_of_different_lengths_are_kept_in_host_memory_too() -> None:
+    cache = cache_of(places(20, 4), tokens=0, batch=2)
+    cache.append(*drawn(140, 2), lengths=[140, 90])
+    q = torch.cat([asked(), asked()])
+    for options in ({"tol": TOL}, {}, {"tol": TOL, "method": "exact"}):
+        _, certificate = cache.attend(q, **options)
+        assert certificate.bound <= TOL and certificate.rows.shape == (2, 4, 1)
+
+
+def test_a_cache_that_grows_moves_to_more_room_and_forgets_what_was_on_the_device() -> None:
+    cache, q = cache_of(places(200), tokens=100, capacity=None), asked()
+    cache.attend(q, TOL)
+    for tokens in (60, 100):
+        cache.append(*drawn(tokens))
+        out, certificate = cache.attend(q, TOL)
+        assert bool((errors(cache, q, out) <= certificate.rows).all())
+    assert cache.length == 260 and cache.host_nbytes == 2 * cache._buffers["keys"].nbytes
+
+
+def test_a_copy_and_a_file_hold_the_same_tokens(tmp_path: Path) -> None:
+    cache, q = cache_of(places(20)), asked()
+    out, _ = cache.attend(q, TOL)
+    cache.save(tmp_path / "cache")
+    for other in (copy.deepcopy(cache), KeyValueCache.load(tmp_path / "cache", offload=True, hot=places(9))):
+        assert other.offload and other._hot is not None and other.host_nbytes > 0
+        found, certificate = other.attend(q, TOL)
+        assert bool((errors(other, q, found) <= certificate.rows).all())
+        torch.testing.assert_close(found, out, rtol=0, atol=2 * TOL)
+        other.append(*drawn())
+    assert cache.length == 150
+
+
+def test_the_device_holds_a_sixth_of_a_long_cache_at_most() -> None:
+    cache = KeyValueCache(1, 128, dtype=torch.bfloat16, capacity=2**14, offload=True)
+    assert cache.host_nbytes == 2**14 * 512 and (cache.nbytes - cache.host_nbytes) * 6 <= cache.host_nbytes
+    assert repr(cache).endswith("8,388,608 of them in host memory)")
+    assert cache._hot is not None and cache._hot.owner.shape[1] == 2**14 * 512 // 100 // (512 + 12)
+
+
+def test_errors_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(**options: Any) -> str:
+        with pytest.raises(ParameterError) as caught:
+            KeyValueCache(2, 32, **({"dtype": torch.bfloat16} | options))
+        return str(caught.value)
+
+    assert refusal(hot=5) == (
+        "hot=5 is what a GPU keeps of keys and values that are in host memory, and these are not; "
+        "add offload=True, or leave hot out"
+    )
+    assert refusal(offload=True, hot=-1) == "hot=-1 must be a whole number of bytes; try hot=2**26"
+    assert refusal(offload=1) == "offload=1 must be True or False; try offload=True"
+    assert "needs kernels that read rows where they are: the sketch does not have 4 bits" in refusal(
+        offload=True, bits=8
+    )
+    monkeypatch.setattr(token_buffers, "refused", host_memory.refused)
+    told = "offload=True is for GPUs, and the cache is on cpu, whose memory is the host's; leave offload out"
+    assert refusal(offload=True) == told
+
+
+class Runtime:
+    """What CUDA says when memory is to be locked."""
+
+    def __init__(self, fault: int) -> None:
+        self.fault, self.locked = fault, list[int]()
+
+    def cudaHostRegister(self, address: int, count: int, flags: int) -> int:
+        self.locked.append(count)
+        return self.fault
+
+
+def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, device = Runtime(2), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: pytest.MonkeyPatch.context())
+    rule = (
+        r"offload=True needs 5,000 bytes of the host's memory that the GPU can read, which it did not get "
+        r"\(CUDA's error 2\); lower capacity=, give the machine more memory, or make the cache without offload"
+    )
+    with pytest.raises(ParameterError, match=rule):
+        host_memory.room((50, 100), torch.uint8, device)
+    # Whole pages.
+    assert runtime.locked == [8192]
+
+
+@pytest.mark.fuzz
+def test_hostile_caches_in_host_memory_keep_their_bounds() -> None:
+    shapes = (gpu_decode.Shape(1, 2, 16, 260, 32, torch.bfloat16), gpu_decode.Shape(2, 1, 8, 200, 16, torch.float32))
+    counts, stories = gpu_decode.run_caches(3, "cpu", 20.0, shapes, offload=True)
+    assert counts["broken"] == counts["missed"] == 0, stories
+    assert counts["called"] + counts["called, drawn"] >= 300
+
+
+def test_a_captured_step_reads_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing about hot rows waits for the host."""
+    cache, q = cache_of(places(40)), asked()
+    cache.attend(q, TOL)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a step read a number back")
+
+    hot, honest = list[HotRows](), hot_rows.sought
+
+    def watched(own: HotRows, *more: Any) -> Any:
+        hot.append(own)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
+                patch.setattr(Tensor, name, refused)
+            return honest(own, *more)
+
+    monkeypatch.setattr("avow.kernels.gather_attention.sought", watched)
+    cache._steps.forget_addresses()
+    cache.attend(q, TOL)
+    assert len(hot) == 1 and hot[0].step.item() == 2
+    assert kernel_steps.ANY > 1e38

@@ -347,6 +347,20 @@ ALL = (
         ("gpu",),
     ),
     Benchmark(
+        "gpu_offload",
+        "Caches in host memory",
+        "Keys and values in host memory, the sketch on the GPU: a step of one layer in a CUDA graph beside "
+        "transformers' offloaded cache and beside exact attention on the device, device memory, hits of consecutive "
+        "steps, and tokens of a model of an 8B shape. Every answer is checked first.",
+        "benchmarks.gpu_offload",
+        6,
+        (
+            "gpu_offload; n, step, ms, transformers ms, on device ms, times faster, over on device, device bytes, hits",
+            "gpu_offload; n, way, ms a token, accepted",
+        ),
+        ("gpu", "heads"),
+    ),
+    Benchmark(
         "gpu_rows",
         "Certificates of the kernels",
         "Hostile caches on a GPU: errors of rows in float64 against deterministic bounds, and statistical ones at "

@@ -213,6 +213,12 @@ class Mirror:
             self.held[i] += count
         return counts, k, v
 
+    def replace(self, rng: random.Random) -> None:
+        """Have other tokens come next than those that came there before."""
+        k, v = self.given
+        many = 1 + rng.randrange(99)
+        self.given = k.roll(many, 2), v.roll(many, 2)
+
     def crop(self, lengths: list[int]) -> None:
         self.held = [min(x) for x in zip(self.held, lengths, strict=True)]
 
@@ -254,8 +260,8 @@ def run_caches(
         k, v = FAMILIES[family](*(torch.randn(batch, groups, room, d, device=device) for _ in range(2)), rng)
         largest = torch.finfo(kind).max
         k, v = (x.clamp(-largest, largest).to(kind).contiguous() for x in (k, v))
-        own = _places(rng, shape) if offload else {}
-        cache = KeyValueCache(groups, d, batch=batch, dtype=kind, device=device, capacity=room, window=window, **own)
+        away = _places(rng, shape) if offload else {}
+        cache = KeyValueCache(groups, d, batch=batch, dtype=kind, device=device, capacity=room, window=window, **away)
         if cache._hot is not None:
             cache._hot.k.fill_(math.nan)
             cache._hot.v.fill_(math.nan)
@@ -279,7 +285,7 @@ def run_caches(
                 # Other tokens come in the place of these.
                 lengths = [max(held - rng.randrange(64), min(held, queries)) for held in mirror.held]
                 mirror.crop(lengths)
-                mirror.given = tuple(x.roll(1 + rng.randrange(99), 2) for x in mirror.given)
+                mirror.replace(rng)
                 cache.crop(lengths)
             # Enough tokens for all queries: those of short sequences are all new.
             short = min(mirror.held) < queries
@@ -296,8 +302,8 @@ def run_caches(
             else:
                 cache.append(*token, **given)
                 exact = offload and rng.random() < 0.1
-                sure = (None, None) if exact else (tol, confidence)
-                out, certificate = cache.attend(q, *sure, d**-0.5, sinks=sinks)
+                limits = (None, None) if exact else (tol, confidence)
+                out, certificate = cache.attend(q, *limits, d**-0.5, sinks=sinks)
                 counts["exact"] += q[..., 0].numel() * exact
             errors = mirror.errors(q, out, window, sinks)
             wrong = int((~(errors <= certificate.rows)).sum())

@@ -346,7 +346,7 @@ def absent(device: torch.device) -> str:
 
 def _fields(told: _Reported) -> dict[str, Any]:
     """What a report says of the answers to queries of a shape; a look at it waits for the step to be done."""
-    report, _, store, asked, shape, dtype, offload = told
+    report, _, store, asked, shape, dtype, _ = told
     chance, (b, h, n, d), e = 1 - asked.confidence, shape, store.v.shape[-1]
     g = store.used.numel() // b
     rows, lengths, most, _, share = (x.double().view(b, h, n) for x in report)

@@ -34,9 +34,9 @@ from avow.core.requirement import Requirement, check_generator, checked_requirem
 from avow.decode import cache_file
 from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
-from avow.decode.kernel_steps import SHORTEST as SHORTEST_FOR_KERNELS
 from avow.decode.host_memory import host_of
 from avow.decode.kernel_steps import ANY, Asked, KernelSteps, unfit_rows
+from avow.decode.kernel_steps import SHORTEST as SHORTEST_FOR_KERNELS
 from avow.decode.split_k_exact import SplitKExact, serves
 from avow.decode.token_buffers import LengthBounds, TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.errors import (

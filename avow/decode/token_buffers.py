@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 
 from avow.core import check_dtype, check_numbers, check_tensor
 from avow.decode.cache_file import Saved
-from avow.decode.host_memory import ask_for_large_pages, host_of, refused, room
+from avow.decode.host_memory import ask_for_large_pages, refused, room
 from avow.decode.kernel_steps import Replayed, absent, fits
 from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError, ShapeError, value_text
 from avow.numerics.norms import check_range, lengths, row_norms, slack
@@ -164,11 +164,9 @@ class TokenBuffers:
 
     def _check_offload(self) -> None:
         """Raise if keys and values cannot be in host memory as they should."""
-        if not isinstance(self.offload, bool):
-            raise ParameterError("offload", value_text(self.offload), "must be True or False", "try offload=True")
         if self.hot is not None:
-            if not isinstance(self.hot, int) or isinstance(self.hot, bool) or self.hot < 0:
-                raise ParameterError("hot", value_text(self.hot), "must be a whole number of bytes", "try hot=2**26")
+            if self.hot < 0:
+                raise ParameterError("hot", self.hot, "must be a whole number of bytes", "try hot=2**26")
             if not self.offload:
                 rule = "is what a GPU keeps of keys and values that are in host memory, and these are not"
                 raise ParameterError("hot", self.hot, rule, "add offload=True, or leave hot out")
@@ -189,8 +187,7 @@ class TokenBuffers:
         if self.offload:
             # Copies of keys and values were made on the device.
             self._buffers = {
-                name: self._room(x.shape[2:]).copy_(x) if name in _TOKENS else x
-                for name, x in self._buffers.items()
+                name: self._room(*x.shape[2:]).copy_(x) if name in _TOKENS else x for name, x in self._buffers.items()
             }
         if self._store is not None:
             self._bind()
@@ -631,18 +628,24 @@ class TokenBuffers:
 
         heads = self.batch * self.key_heads
         flat = {name: x.flatten(0, 1) for name, x in self._buffers.items()}
-        if self._store is None:
-            lengths = self._longest.flatten(), self._extremes.flatten(0, 1)
-            metric = torch.ones(heads, self.dim, device=self.device)
-            size = torch.zeros(heads, dtype=torch.float64, device=self.device)
-            counts = (torch.zeros(heads, dtype=torch.int32, device=self.device) for _ in range(2))
-            known = metric, size, *lengths, torch.zeros(heads, device=self.device), *counts
-        else:
-            known = self._store[len(PARTS) + 3 :]
         self._append_one = {}
         self._hot = self._hot_rows(flat["keys"], flat["values"])
-        known = *known[: len(TokenStore._fields) - len(PARTS) - 4], None if self._hot is None else self._hot.owner
-        self._store = TokenStore(*(flat[name] for name in (*_TOKENS, "norms", *PARTS)), *known)
+        owner = None if self._hot is None else self._hot.owner
+        lie: dict[str, Any] = {"k": flat["keys"], "v": flat["values"], "owner": owner}
+        lie |= {name: flat[name] for name in ("norms", *PARTS)}
+        if self._store is not None:
+            self._store = self._store._replace(**lie)
+            return
+        self._store = TokenStore(
+            **lie,
+            metric=torch.ones(heads, self.dim, device=self.device),
+            size=torch.zeros(heads, dtype=torch.float64, device=self.device),
+            longest=self._longest.flatten(),
+            extremes=self._extremes.flatten(0, 1),
+            most=torch.zeros(heads, device=self.device),
+            used=torch.zeros(heads, dtype=torch.int32, device=self.device),
+            flags=torch.zeros(heads, dtype=torch.int32, device=self.device),
+        )
 
     def _hot_rows(self, k: Tensor, v: Tensor) -> HotRows | None:
         """Places for rows on the device, all of them empty."""
@@ -849,8 +852,8 @@ class TokenBuffers:
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
         wide = torch.float64 if self._wide else torch.float32
         held = {
-            "keys": self._room((tokens, self.dim)),
-            "values": self._room((tokens, self.value_dim)),
+            "keys": self._room(tokens, self.dim),
+            "values": self._room(tokens, self.value_dim),
             "norms": torch.empty(b, g, tokens, dtype=wide, device=self.device),
         }
         if self.bits is not None:
@@ -863,9 +866,9 @@ class TokenBuffers:
                 ask_for_large_pages(part)
         return held
 
-    def _room(self, shape: tuple[int, int]) -> Tensor:
-        """Keys or values of all heads, in host memory if they are kept there."""
-        shape = self.batch, self.key_heads, *shape
+    def _room(self, tokens: int, width: int) -> Tensor:
+        """Room for keys or values of all heads, in host memory if they are kept there."""
+        shape = self.batch, self.key_heads, tokens, width
         if self.offload:
             return room(shape, self.dtype, self.device)
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -53,6 +53,8 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
         offloading: whether keys and values of layers without a window are in host memory, where a GPU reads the rows
             that it needs; the sketch is on the GPU.
         hot: how many bytes of them the GPU may keep besides in each layer; None is a hundredth.
+        capacity: for how many tokens layers without a window have room from the start; more of them have everything
+            move to new buffers. None: buffers grow when they are full.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -72,7 +74,12 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
 
     @declared()
     def __init__(
-        self, config: PreTrainedConfig, bits: int | None = 4, offloading: bool = False, hot: int | None = None
+        self,
+        config: PreTrainedConfig,
+        bits: int | None = 4,
+        offloading: bool = False,
+        hot: int | None = None,
+        capacity: int | None = None,
     ) -> None:
         # Layers move nothing to and fro, as those would that transformers offloads.
         super().__init__(config=config.get_text_config(decoder=True))
@@ -82,7 +89,8 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
         for i, layer in enumerate(self.layers):
             if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
                 window = getattr(layer, "sliding_window", None)
-                self.layers[i] = CertifiedLayer(bits, window, offloading and window is None, hot)
+                room = capacity if window is None else None
+                self.layers[i] = CertifiedLayer(bits, window, offloading and window is None, hot, room)
 
     @property
     def verification(self) -> Any:
@@ -102,10 +110,15 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
     is_croppable = True
 
     def __init__(
-        self, bits: int | None = 4, window: int | None = None, offloaded: bool = False, hot: int | None = None
+        self,
+        bits: int | None = 4,
+        window: int | None = None,
+        offloaded: bool = False,
+        hot: int | None = None,
+        capacity: int | None = None,
     ) -> None:
         self.is_initialized = False
-        self.bits, self.window, self.offloaded, self.hot = bits, window, offloaded, hot
+        self.bits, self.window, self.offloaded, self.hot, self.capacity = bits, window, offloaded, hot, capacity
         self.is_sliding = window is not None
         self.length = 0
         """How many tokens there were in all. Without a window the cache may hold more: the next take their place."""
@@ -148,6 +161,12 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
         before, _ = self.get_mask_sizes(0)
+        if self.capacity is not None and self.length + key_states.shape[-2] > self.capacity:
+            self.capacity = None
+            if self.length:
+                self._rebuild(*self._seen(self._settled(self.cache)))
+            else:
+                self.lazy_initialization(key_states, value_states)
         self._settled(self.cache).append(key_states, value_states)
         self.length += key_states.shape[-2]
         self.seen = before + key_states.shape[-2]
@@ -249,9 +268,18 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     def _empty(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         batch, heads, _, dim = keys.shape
-        room = {"offload": True, "hot": self.hot} if self.offloaded else {}
         return KeyValueCache(
-            heads, dim, values.shape[-1], batch, keys.dtype, keys.device, bits=self.bits, window=self.window, **room
+            heads,
+            dim,
+            values.shape[-1],
+            batch,
+            keys.dtype,
+            keys.device,
+            bits=self.bits,
+            window=self.window,
+            capacity=self.capacity,
+            offload=self.offloaded,
+            hot=self.hot if self.offloaded else None,
         )
 
 

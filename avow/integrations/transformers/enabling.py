@@ -339,10 +339,10 @@ def without(model: PreTrainedModel) -> Iterator[None]:
         _restore(now)
 
 
-def own_cache(model: PreTrainedModel, offloading: bool = False) -> CertifiedCache:
+def own_cache(model: PreTrainedModel, offloading: bool = False, capacity: int | None = None) -> CertifiedCache:
     """The cache that `generate()` gets: with a sketch if a layer may answer with an error."""
     bits = 4 if any(layer.tolerant for layer in layers(model)) else None
-    return CertifiedCache(model.config, bits=bits, offloading=offloading)
+    return CertifiedCache(model.config, bits=bits, offloading=offloading, capacity=capacity)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
@@ -353,7 +353,8 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     offloading = generation_config.cache_implementation == "offloaded"
     if cache is given or generation_config.is_assistant:
         return prepared
-    own = own_cache(model, offloading)
+    # Host memory is locked, which takes a while: for all tokens to come at once, drafts among them.
+    own = own_cache(model, offloading, generation_config.max_length + MOST if offloading else None)
     if offloading and own.layers and own.layers[0].bits is None:
         # Rows are read where they are by kernels, which need a sketch; without a tolerance there is none.
         return prepared

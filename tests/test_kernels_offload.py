@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.decode import host_memory, kernel_steps, token_buffers
+from avow.decode import host_memory, token_buffers
 from avow.decode.key_value_cache import KeyValueCache
 from avow.errors import ParameterError
 from avow.kernels import append_tokens, hot_rows
+from avow.kernels.append_tokens import TokenStore
 from avow.kernels.hot_rows import HotRows, bytes_of_place
 from tests import gpu_decode
 from tests.helpers.kernel_caches import answer_by_kernels, errors
@@ -85,10 +86,11 @@ def test_answers_are_those_of_a_cache_on_the_device_bit_for_bit(confidence: floa
 
 def test_rows_that_were_read_stay_while_steps_read_them() -> None:
     cache, q = cache_of(places(256)), asked()
-    first, second = (cache.attend(q, TOL).certificate.cost for _ in range(2))
-    assert first is not None and second is not None
-    # There is a place for every token, and the second step reads what the first one read.
-    assert first.hits == 0 < first.misses and second.misses == 0 and second.hits == first.misses
+    first, second, third = (cache.attend(q, TOL).certificate.cost for _ in range(3))
+    assert first is not None and second is not None and third is not None
+    # There is a place for every token. What the first answer tells the second step may have it read a few others.
+    assert first.hits == 0 < first.misses and second.hits > second.misses
+    assert third.misses == 0 and third.hits == second.hits + second.misses
 
 
 def test_a_place_is_not_taken_from_a_row_that_the_step_reads() -> None:
@@ -106,36 +108,34 @@ def test_a_place_is_not_taken_from_a_row_that_the_step_reads() -> None:
 
 
 def test_tokens_in_the_place_of_forgotten_ones_are_not_taken_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crop_and_go_on(cache: KeyValueCache) -> tuple[Tensor, Any, Tensor]:
-        q = asked()
+    def crop_and_go_on() -> tuple[Any, Tensor]:
+        cache, q = cache_of(places(256)), asked()
         cache.attend(q, TOL, method="sparse")
         cache.crop(60)
         cache.append(*drawn(100))
         out, certificate = cache.attend(q, TOL, method="sparse")
-        return q, certificate, errors(cache, q, out)
+        return certificate, errors(cache, q, out)
 
-    q, certificate, off = crop_and_go_on(cache_of(places(256)))
+    certificate, off = crop_and_go_on()
     assert bool((off <= certificate.rows).all())
     # Without a word of them to the hot rows, stale ones are read, and the bound is broken.
     honest = append_tokens.append
-    blind: Callable[..., None] = lambda store, *more, **named: honest(store._replace(owner=None), *more, **named)
+
+    def blind(store: TokenStore, *more: Any, **named: Any) -> None:
+        honest(store._replace(owner=None), *more, **named)
+
     monkeypatch.setattr("avow.kernels.operators.append", blind)
-    q, certificate, off = crop_and_go_on(cache_of(places(256)))
+    certificate, off = crop_and_go_on()
     assert not bool((off <= certificate.rows).all())
 
 
-@pytest.mark.parametrize("fault", ["unmarked", "spoilt"])
-def test_faults_of_the_hot_rows_would_break_bounds(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """Bounds rest on what is in the places: what is wrong there shows."""
+def test_a_bound_rests_on_what_is_in_the_places() -> None:
     cache, q = cache_of(places(256)), asked()
     cache.attend(q, TOL)
-    hot = cache._hot
-    assert hot is not None
-    if fault == "spoilt":
-        hot.k.neg_()
-    else:
-        hot.owner.copy_(torch.where(hot.owner >= 0, hot.owner.roll(1, 1), -1))
-    out, certificate = cache.attend(q, TOL, method="sparse")
+    assert cache._hot is not None
+    cache._hot.v.neg_()
+    out, certificate = cache.attend(q, TOL)
+    assert certificate.cost is not None and certificate.cost.hits > 0
     assert not bool((errors(cache, q, out) <= certificate.rows).all())
 
 
@@ -168,7 +168,7 @@ def test_many_queries_and_masks_are_answered_with_one_head_on_the_device_at_a_ti
     assert most == 1 and certificate.method == "exact" and certificate.rows.shape == q.shape[:3]
     assert bool((errors(cache, q, out, torch.zeros(4)) <= certificate.rows).all())
     out, certificate = cache.attend(q[:, :, :3], rtol=1e-2)
-    assert certificate.keeps_rtol(1e-2) if hasattr(certificate, "keeps_rtol") else certificate.relative <= 1e-2
+    assert certificate.relative <= 1e-2
     mask = torch.ones(2, 1, 40, 150, dtype=torch.bool).tril(110)
     masked, _ = cache.attend_masked(q, mask, None, None, None)
     plain, _ = cache.attend(q)
@@ -225,7 +225,6 @@ def test_errors_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         "add offload=True, or leave hot out"
     )
     assert refusal(offload=True, hot=-1) == "hot=-1 must be a whole number of bytes; try hot=2**26"
-    assert refusal(offload=1) == "offload=1 must be True or False; try offload=True"
     assert "needs kernels that read rows where they are: the sketch does not have 4 bits" in refusal(
         offload=True, bits=8
     )
@@ -248,15 +247,16 @@ class Runtime:
 def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, device = Runtime(2), torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: pytest.MonkeyPatch.context())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: runtime.locked.append(-1))
     rule = (
         r"offload=True needs 5,000 bytes of the host's memory that the GPU can read, which it did not get "
         r"\(CUDA's error 2\); lower capacity=, give the machine more memory, or make the cache without offload"
     )
     with pytest.raises(ParameterError, match=rule):
         host_memory.room((50, 100), torch.uint8, device)
-    # Whole pages.
-    assert runtime.locked == [8192]
+    # Whole pages; and then CUDA is asked for its fault, so that it tells nobody else.
+    assert runtime.locked == [8192, -1]
 
 
 @pytest.mark.fuzz
@@ -267,8 +267,7 @@ def test_hostile_caches_in_host_memory_keep_their_bounds() -> None:
     assert counts["called"] + counts["called, drawn"] >= 300
 
 
-def test_a_captured_step_reads_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing about hot rows waits for the host."""
+def test_nothing_about_rows_on_the_device_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, q = cache_of(places(40)), asked()
     cache.attend(q, TOL)
 
@@ -288,4 +287,3 @@ def test_a_captured_step_reads_what_the_device_says(monkeypatch: pytest.MonkeyPa
     cache._steps.forget_addresses()
     cache.attend(q, TOL)
     assert len(hot) == 1 and hot[0].step.item() == 2
-    assert kernel_steps.ANY > 1e38

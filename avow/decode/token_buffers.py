@@ -48,7 +48,7 @@ _ACROSS = ("cpu",)
 _EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
 # What lies in host memory if a cache is offloaded; of that the device keeps this share unless told otherwise, which
 # with the sketch stays below a sixth of all in bfloat16.
-_TOKENS, _HOT = ("keys", "values"), 1 / 100
+_TOKENS, HOT = ("keys", "values"), 1 / 100
 # The parts of a sketch that lie in buffers.
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
@@ -655,7 +655,7 @@ class TokenBuffers:
         from avow.kernels.hot_rows import HotRows, bytes_of_place
 
         heads, each = len(k), bytes_of_place(self.dim, self.value_dim, k.element_size())
-        count = round(_HOT * (k.nbytes + v.nbytes)) if self.hot is None else self.hot
+        count = round(HOT * (k.nbytes + v.nbytes)) if self.hot is None else self.hot
         places = min(count // (heads * each), k.shape[1])
         return HotRows.blank(k, v, places, spans_of(heads, k.shape[1])[0]) if places else None
 

@@ -46,6 +46,12 @@ def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:
     assert compiled("append") == ["_append"] * 6 + ["_append", "_noted"] * 3
 
 
+def test_steps_with_rows_on_the_device_compile_for_a_gpu() -> None:
+    step = STEP.replace("_attended", "_sought _attended")
+    draws = step.replace("counting _marked", "_planned _drawn")
+    assert compiled("offload") == [*f"{step} {draws}".split(), "_append", "_append", "_noted"]
+
+
 def test_the_kernel_that_measures_rows_compiles_for_a_gpu() -> None:
     assert compiled("lengths") == ["_row_lengths"] * 6
 

@@ -19,6 +19,8 @@ interpret()
 from avow.decode import host_memory, token_buffers
 from avow.decode.key_value_cache import KeyValueCache
 from avow.errors import ParameterError
+from avow.integrations.transformers import CertifiedCache, disable, enable
+from avow.integrations.transformers.cache import CertifiedLayer
 from avow.kernels import append_tokens, hot_rows
 from avow.kernels.append_tokens import TokenStore
 from avow.kernels.hot_rows import HotRows, bytes_of_place
@@ -257,6 +259,57 @@ def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatc
         host_memory.room((50, 100), torch.uint8, device)
     # Whole pages; and then CUDA is asked for its fault, so that it tells nobody else.
     assert runtime.locked == [8192, -1]
+
+
+def test_a_layer_of_a_model_moves_to_host_memory_and_to_more_room() -> None:
+    layer = CertifiedLayer(capacity=70)
+    k, v = torch.randn(2, 1, 2, 65, 16)
+    keys, _ = layer.update(k, v)
+    assert layer.cache is not None and not layer.cache.offload and layer.cache.capacity == 70
+    layer.offload()
+    layer.prefetch()
+    assert layer.cache.offload and layer.cache.capacity == 70 and layer.length == 65
+    torch.testing.assert_close(layer.keys, k)
+    keys, values = layer.update(k, v)
+    assert layer.cache.offload and layer.cache.capacity is None and layer.cache.length == 130
+    torch.testing.assert_close(keys, torch.cat([k, k], 2))
+    torch.testing.assert_close(values, torch.cat([v, v], 2))
+
+
+def test_a_first_text_attends_to_what_it_brought_itself() -> None:
+    layer = CertifiedLayer(offloaded=True)
+    k, v = torch.randn(2, 1, 2, 65, 16)
+    keys, values = layer.update(k, v)
+    assert keys.data_ptr() == k.data_ptr() and values is v
+    assert layer.keys is not None and layer.keys.data_ptr() != k.data_ptr()
+
+
+@pytest.mark.parametrize("verify", [None, 2])
+def test_generation_takes_the_switch_of_transformers(monkeypatch: pytest.MonkeyPatch, verify: int | None) -> None:
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, cache_utils
+
+    # What transformers' own offloaded cache would copy with.
+    monkeypatch.setattr(cache_utils.torch, "Stream", object)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=1, **sizes)).eval()
+    ids, asked = torch.randint(3, 64, (1, 90)), {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(ids, **asked)
+    enable(model, tol=TOL, method="sparse", verify=verify)
+    out = model.generate(ids, cache_implementation="offloaded", return_dict_in_generate=True, **asked)
+    cache = out.past_key_values
+    assert torch.equal(out.sequences, wanted) and type(cache) is CertifiedCache
+    assert all(layer.cache.offload and layer.cache.capacity >= 95 for layer in cache.layers)
+    if verify is not None:
+        told = cache.verification
+        assert told.drafted > 0 and told.accepted + told.redrawn > 0 and told.bound <= TOL
+    # A model without a tolerance has no sketch, and keeps what transformers prepares.
+    disable(model)
+    enable(model)
+    named: dict[str, Any] = {}
+    config = copy.copy(model.generation_config)
+    config.cache_implementation, config.max_length = "offloaded", 95
+    model._prepare_cache_for_generation(config, named, None, 1, 95)
+    assert type(named["past_key_values"]) is DynamicCache
 
 
 @pytest.mark.fuzz

@@ -142,3 +142,8 @@ def test_the_operators_are_what_they_say() -> None:
     torch.library.opcheck(torch.ops.avow.append_tokens.default, (*drawn(cache), store, None), test_utils=checks)
     given = asked(), store, [], state, report, None, torch.randn(4), 0.02, TOL, 1.0, 32**-0.5, None
     torch.library.opcheck(torch.ops.avow.decode_step.default, given, test_utils=checks)
+    away = filled(offload=True, hot=10_000)
+    assert away._hot is not None
+    given = asked(), away._stored[:-1], list(away._hot), *given[3:]
+    torch.library.opcheck(torch.ops.avow.append_tokens.default, (*drawn(away), away._stored, None), test_utils=checks)
+    torch.library.opcheck(torch.ops.avow.decode_step.default, given, test_utils=checks)

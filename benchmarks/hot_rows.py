@@ -52,9 +52,9 @@ def _steps(path: Path, confidence: float, many: int) -> Iterator[list[Tensor]]:
     """The tokens that each key head reads in each of the last steps of a text."""
     from avow.kernels.choice import PLACES
     from avow.kernels.finalize import blank_report
-    from avow.kernels.sparse_decode import decode, value_lengths
+    from avow.kernels.sparse_decode import decode
     from avow.numerics.sketch import sketched
-    from tests.helpers.decode_references import REFERENCES
+    from tests.helpers.decode_references import REFERENCES, value_lengths
 
     layer, seed = read(path, causal=True).problem, torch.tensor([7])
     q, k, v = (x.bfloat16() for x in (layer.q[:, :, -many:], layer.k, layer.v))

@@ -48,7 +48,7 @@ def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:
 
 def test_steps_with_rows_on_the_device_compile_for_a_gpu() -> None:
     step = STEP.replace("_attended", "_sought _attended")
-    draws = step.replace("counting _marked", "_planned _drawn")
+    draws = step.replace("_marked", "_drawn")
     assert compiled("offload") == [*f"{step} {draws}".split(), "_append", "_append", "_noted"]
 
 

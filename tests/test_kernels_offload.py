@@ -355,20 +355,18 @@ def hostile(rows: int, start: int) -> Counter[str]:
     return counts
 
 
-@pytest.mark.fuzz
 def test_hostile_tokens_keep_their_bounds_wherever_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_partition, "_WARPS", 6)
-    counts = hostile(500, 0)
+    counts = hostile(200, 0)
     assert counts["broken"] == counts["missed"] == counts["other answers"] == 0
     assert counts["hits"] > 100 and counts["misses"] > 100 and counts["useful"] > 100
 
 
-@pytest.mark.fuzz
 def test_hostile_caches_in_host_memory_keep_their_bounds() -> None:
-    shapes = (gpu_decode.Shape(1, 2, 16, 260, 32, torch.bfloat16), gpu_decode.Shape(2, 1, 8, 200, 16, torch.float32))
+    shapes = (gpu_decode.Shape(1, 1, 4, 150, 16, torch.bfloat16),)
     counts, stories = gpu_decode.run_caches(3, "cpu", 1.0, shapes, offload=True)
     assert counts["broken"] == counts["missed"] == 0, stories
-    assert counts["called"] + counts["called, drawn"] >= 300 and counts["misses"] > 100
+    assert counts["called"] + counts["called, drawn"] >= 90 and counts["misses"] > 100
 
 
 def test_nothing_about_rows_on_the_device_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

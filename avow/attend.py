@@ -389,7 +389,7 @@ def plan(
 @named_arguments(
     tol="ask the certificate: audit(...).certificate.keeps(tol)",
     rtol="ask the certificate: audit(...).certificate.keeps(rtol=rtol)",
-    rows="coverage= and confidence= say how many rows are recomputed",
+    **dict.fromkeys(("rows", "samples", "n_rows"), "coverage= and confidence= say how many rows are recomputed"),
 )
 @own_arithmetic
 def audit(
@@ -461,9 +461,11 @@ def audit(
     check_generator(generator)
     check_tensor("out", out)
     check_numbers("out", out)
-    if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
-        rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
-        raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
+    shape = (*p.leading, p.q.shape[-2], p.v.shape[-1])
+    if tuple(out.shape) != shape:
+        turned = out.ndim == 4 and tuple(out.transpose(1, 2).shape) == shape
+        remedy = "use out.transpose(1, 2)" if turned else "pass the output for these q, k and v"
+        raise ShapeError("out.shape", tuple(out.shape), f"must be {shape}", remedy)
     return audit_rows(out.detach(), p.measure_norms(), method_from(method, {}), coverage, confidence, generator)
 
 

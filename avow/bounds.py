@@ -8,7 +8,7 @@ r"""What it costs others to leave keys unread, or to keep them in fewer bits: a 
 by a factor within :math:`e^{\pm\delta}`, the odds by :math:`e^{\pm2\delta}`, and each mean by what
 `reference_error` bounds.
 
-**Keys and values replaced.** With the originals at hand the error is computed, and that of float64 added. From norms
+**Keys and values replaced.** If the originals are given, the error is computed, and that of float64 added. From norms
 :math:`r_j \ge \|k_j - \hat k_j\|` alone: logits move by at most :math:`e_j = |scale|\|q\| r_j`, so the true weights are
 :math:`\alpha_j = \hat\alpha_j e^{\epsilon_j}/Z` with :math:`|\epsilon_j| \le e_j` and
 :math:`Z_- \le Z \le Z_+`, where :math:`Z_\pm = \sum_j \hat\alpha_j e^{\pm e_j}`. Hence

@@ -45,6 +45,7 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "length": ("tokens",),
     "tokens": ("length",),
     "batch_size": ("batch",),
+    **dict.fromkeys(("out", "output"), ("plan", "save", "export", "html", "png")),
     "is_causal": ("causal",),
     "attn_mask": ("mask",),
     "bf16": ("bfloat16",),

@@ -312,7 +312,7 @@ def screened(
         elif offer.method.target != SOFTMAX:
             lost = f"its target is {offer.method.target}"
         elif limit is None:
-            lost = "no tolerance was given: exact"
+            lost = "no tolerance was given"
         elif offer.seconds >= exact:
             lost = "costs more than exact"
         elif thrifty and offer.seconds > purse:

@@ -9,13 +9,42 @@ from avow.bench.results import Row
 
 def rows(experiment: dict[str, Any]) -> list[Row]:
     """What each arm answered, the majority's answer first; the experiment as its JSON has it."""
-    return [_row({"arm": "majority answer", **experiment["majority"]}), *(_row(arm) for arm in experiment["rows"])]
+    finished = (arm for arm in experiment["rows"] if arm["seed"] is not None)
+    return [_row({"arm": "majority answer", **experiment["majority"]}), *(_row(arm) for arm in finished)]
+
+
+def recitations(experiment: dict[str, Any]) -> list[Row]:
+    """How many answers each arm recites from the text and extracts by the question."""
+    return [{"arm": arm, **kind} for arm, run in _middle_runs(experiment) for kind in run["recitation"]]
+
+
+def confidences(experiment: dict[str, Any]) -> list[Row]:
+    """The share right of each arm's surest answers, and of its answers of about one confidence."""
+    rows: list[Row] = []
+    for arm, run in _middle_runs(experiment):
+        rows += [{"arm": arm, "answered": share, "right": right} for share, right in run["coverage"]]
+        rows += [
+            {"arm": arm, "confidence": x["confidence"], "of these right": x["right"], "answers": x["size"]}
+            for x in run["calibration"]
+        ]
+    return rows
+
+
+def _middle_runs(experiment: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The run of each arm whose figures its row has."""
+    return [(arm["arm"], run) for arm in experiment["rows"] for run in arm["runs"] if run["seed"] == arm["seed"]]
 
 
 def _row(arm: dict[str, Any]) -> Row:
     least, most = arm["interval"]
+    # Rows of several seeds have the figures of the middle one; the majority has no runs.
+    shares = [run["accuracy"] for run in arm.get("runs", []) if "accuracy" in run] or [arm["accuracy"]]
     return {
         "arm": arm["arm"],
+        "seeds": len(shares),
+        "mean accuracy": sum(shares) / len(shares),
+        "lowest": min(shares),
+        "highest": max(shares),
         "right": arm["right"],
         "asked": arm["asked"],
         "accuracy": arm["accuracy"],

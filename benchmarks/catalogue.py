@@ -418,4 +418,18 @@ ALL = (
         ("gpu", "corpus"),
         quiet=False,
     ),
+    Benchmark(
+        "gpu_recipe",
+        "The knowledge experiment, steps of its recipe",
+        "Each step alone and all together, over three seeds: the mean, and the middle run with its interval. Exact "
+        "attention, 3,500 steps.",
+        "benchmarks.gpu:recipe",
+        10,
+        (
+            "gpu_recipe; arm, seeds, mean accuracy as mean accuracy %, lowest as lowest %, highest as highest %, "
+            "right, asked, least as at least %, most as at most %, at half as at half %, weights, seconds",
+        ),
+        ("gpu", "corpus"),
+        quiet=False,
+    ),
 )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """Small sizes; a folder of real heads; a folder of texts and questions."""
+    """Small sizes; a folder of real heads; a folder of texts and questions; where long runs are kept and resumed."""
 
     quick: bool = False
     heads: Path | None = None
     corpus: Path | None = None
+    runs: Path | None = None

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         if folder is not None and not list(folder.glob(file)):
             print(f"--{name}: {folder} holds no {file}; name {NEEDS[name].partition(', ')[2]}", file=sys.stderr)
             return 2
-    options = Options(parsed.quick, parsed.heads, parsed.corpus)
+    options = Options(parsed.quick, parsed.heads, parsed.corpus, parsed.runs)
     failed = False
     for benchmark in (known[name] for name in names):
         lack = lacking(benchmark, options)
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="NAME,...", help=f"some of {', '.join(one.name for one in ALL)}")
     parser.add_argument("--heads", type=Path, metavar="DIR", help="*.safetensors files with q, k, v and q_positions")
     parser.add_argument("--corpus", type=Path, metavar="DIR", help="a folder with wiki.txt, train.tsv and dev.tsv")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="where trained models are kept; a run goes on there")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="where the results are kept [docs/figures]")
     return parser
 

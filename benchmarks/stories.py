@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from avow import file_io
 from avow.core import Problem
 from avow.integrations.transformers import enabling
-from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.model_files import Loaded, load_unpacked
+from avow.integrations.transformers.observers import watching
 from avow.integrations.transformers.reading import reading_of, start_ids
 from avow.lab import stories
 from avow.lab.reading_data import plain_reading
@@ -37,7 +37,7 @@ def main() -> None:
     loaded = load_unpacked(given.model, print)
     for name in given.names or stories.story_names():
         story = stories.story_texts()[name]
-        known = {"write": WRITTEN, "name": "SmolLM2-135M", "tell": print}
+        known = {"write": WRITTEN, "name": "SmolLM2-135M", "cross_out": True, "tell": print}
         reading = reading_of(loaded.model, loaded.tokenizer, story["text"], story["asking"], **known)
         plain = plain_reading(reading, title=story["title"], about=story["about"])
         path = Path(stories.__file__).parent / f"{name}.js"

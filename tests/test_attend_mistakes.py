@@ -347,8 +347,8 @@ def test_a_word_where_a_number_belongs_is_told_so_too(options: dict[str, Any]) -
     [
         (lambda: avow.audit(_Q, _Q, _Q, _Q, tol=0.1), "tol=0.1 is not an argument of audit; ask the certificate: "),
         (
-            lambda: avow.audit(_Q, _Q, _Q, _Q, rows=9),
-            "rows=9 is not an argument of audit; coverage= and confidence= say",
+            lambda: avow.audit(_Q, _Q, _Q, _Q, samples=9),
+            "samples=9 is not an argument of audit; coverage= and confidence= say",
         ),
         (
             lambda: avow.audit(_Q, _Q, _Q, _Q, coverag=0.9),

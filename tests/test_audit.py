@@ -265,10 +265,19 @@ def test_any_number_of_leading_axes_is_audited() -> None:
         assert report.certificate.bound < 1e-5 and report.certificate.rows.shape == flat[0].shape[:-1]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 40, 5), (2, 3, 39, 4), (6, 40, 4)], ids=str)
-def test_an_answer_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "remedy"),
+    [
+        ((2, 3, 40, 5), "pass the output for these q, k and v"),
+        ((2, 3, 39, 4), "pass the output for these q, k and v"),
+        ((6, 40, 4), "pass the output for these q, k and v"),
+        ((2, 40, 3, 4), "use out.transpose(1, 2)"),
+    ],
+    ids=str,
+)
+def test_an_answer_of_another_shape_is_refused(shape: tuple[int, ...], remedy: str) -> None:
     q, k, v = tensors()
-    text = f"out.shape={shape} must be (2, 3, 40, 4); pass the answer of this very problem"
+    text = f"out.shape={shape} must be (2, 3, 40, 4); {remedy}"
     with pytest.raises(ShapeError, match=f"^{re.escape(text)}$"):
         avow.audit(torch.zeros(shape), q, k, v)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ def test_a_healthy_model_passes_with_a_page_and_one_json_document(folder: Path) 
     assert document["healthy"] and document["unseen"] == {}
     assert {"model.layers.0.self_attn", "model.layers.0.self_attn · cache"} <= {x["name"] for x in document["layers"]}
     page = Path("out/audit.html").read_text()
+    terminal = run(folder).stdout
+    assert "Layers model.layers.*.self_attn" in terminal and re.search(r"^1 · cache +\w+ +\d", terminal, re.M)
+    assert max(map(len, terminal.splitlines())) <= 80 and terminal.count("computed by") == 1
     assert "no alarm in" in page and "model.layers.1.self_attn" in page and 'class="alarm"' not in page
 
 

@@ -186,6 +186,16 @@ def test_a_tolerance_decides_what_is_an_alarm() -> None:
         assert bool(report.alarms) is alarm and all(row.allowed == tol for row in report.layers.popitem()[1].worst)
 
 
+def test_a_rate_that_says_nothing_about_other_rows_is_named() -> None:
+    q = torch.randn(1, 2, 30, 8)
+    with avow.auditing() as low:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    with avow.auditing(rate=0.5) as high:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert "too rarely to say anything about the others of a layer's 60 rows; a higher rate would." in str(low)
+    assert "at most 6 rows of a layer have larger errors" in str(high) and "too rarely" not in str(high)
+
+
 def test_errors_are_those_of_an_audit() -> None:
     q, k, v = heads(dtype=torch.bfloat16)
     mask = torch.rand(2, 1, 32, 32) < 0.7

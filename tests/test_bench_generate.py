@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from avow.bench import generate
 from avow.cli import app
-from avow.integrations.transformers import Verification
+from avow.integrations.transformers import CertifiedCache, Verification, verified
 
 TINY = generate.QUICK["cpu"]._replace(lengths=(256,), layers=1, hidden=32, inner=32, words=64, rounds=1, calls=17)
 WAYS = [
@@ -76,3 +78,21 @@ def test_models_of_two_ways_share_their_weights() -> None:
     twin = generate._twin(model)
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for a, b in pairs) and twin.config is not model.config
+
+
+def test_what_a_way_has_to_read_and_holds_is_counted_in_bytes() -> None:
+    model, cache = generate._model("cpu", TINY), DynamicCache()
+    k, v = torch.randn(2, 1, TINY.groups, 256, 128)
+    cache.update(k, v, 0)
+    theirs = generate._Facts.of(model, SimpleNamespace(cache=cache), 256)
+    assert theirs.held == (k.nbytes + v.nbytes) / 256
+    weights = sum(x.nbytes for name, x in model.named_parameters() if "embed_tokens" not in name)
+    assert theirs.bytes == weights + k.nbytes + v.nbytes
+    ours = CertifiedCache(model.config, capacity=256)
+    ours.update(k, v, 0)
+    found = generate._Facts.of(model, SimpleNamespace(cache=ours), 256)
+    assert found.held == pytest.approx(ours.layers[0].cache.nbytes / 256) and found.bytes == theirs.bytes
+    ours.drafts = verified.Drafts(Verification(tokens=16, passes=1, drafted=15, looked=1, read=0.1, bound=1e-3))
+    found = generate._Facts.of(model, SimpleNamespace(cache=ours), 256)
+    sparse = weights + (k.nbytes + v.nbytes) * (0.1 + ours.layers[0].cache.overhead)
+    assert found.bytes == pytest.approx((15 * sparse + theirs.bytes) / 16) and found.bound == 1e-3

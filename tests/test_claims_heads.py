@@ -10,10 +10,10 @@ import pytest
 import torch
 from flint import arb
 
-from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue import heads, positions
 from avow.theory.claims.catalogue.layers import Layer
 from avow.theory.claims.evidence import Unproved
+from avow.theory.claims.stored import rounded
 from tests.helpers.judging import number, step
 
 
@@ -89,13 +89,12 @@ def test_an_entry_too_near_a_tie_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_entries_are_rounded_as_balls_round_them(dtype: torch.dtype) -> None:
     rows = positions.stored_encoding(2, dtype)
     for p in (1, 2, 355, 711, 4000):
-        exact = [toolbox.rounded(lambda p=p: arb(p).sin(), dtype), toolbox.rounded(lambda p=p: arb(p).cos(), dtype)]
+        exact = [rounded(lambda p=p: arb(p).sin(), dtype), rounded(lambda p=p: arb(p).cos(), dtype)]
         assert [Fraction(entry) for entry in rows[p].tolist()] == exact
 
 
 def test_the_first_pair_is_nearest_at_710() -> None:
-    facts = step("sinusoid-distinct", "first pair than these").facts
-    assert facts["step"] == 710
+    facts = step("sinusoid-distinct", "first pair comes within").facts
     assert number(facts["distance"]) == pytest.approx(2 * abs(math.sin(355)), rel=1e-9)
     widths = step("sinusoid-distinct", "width 2, positions").facts
     assert widths["bfloat16"]["distance"] == widths["float16"]["distance"] == 0.0

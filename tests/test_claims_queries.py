@@ -12,25 +12,43 @@ import pytest
 import torch
 from flint import arb
 
+from avow.errors import InsideHull
 from avow.numerics import intervals
-from avow.theory.claims import toolbox
+from avow.theory.claims import catalogue, toolbox
+from avow.theory.claims.catalogue import queries
 from avow.theory.claims.evidence import Unproved
+from avow.theory.claims.formal import value
 from avow.theory.constructions.construction import Construction, Proof
 from avow.theory.constructions.queries import copy_query
 from tests.helpers.judging import finding, number, step
 
 
 def test_the_library_finds_the_optimum_that_is_proved() -> None:
-    shown = step("copy-shortest", "shortest query, ten orthonormal keys").facts["length"]
-    assert shown == pytest.approx(math.sqrt(9 / 10) * math.log(9 / 0.01), rel=1e-9)
-    surrounded = step("copy-shortest", "shortest query, keys around").facts["length"]
-    assert surrounded == pytest.approx(2 * math.log(2 / 0.01), rel=1e-9)
+    one = catalogue()["copy-least"].as_stated()
+    values = {queries.n: 10, queries.eps: Fraction(1, 100)}
+    least = float(value(one.terms["least"], values))
+    found = copy_query(torch.eye(10), target=0, eps=0.01, shortest=True)
+    assert found.norm == pytest.approx(least, rel=1e-9)
+    assert least == pytest.approx(math.sqrt(9 / 10) * math.log(9 / 0.01), rel=1e-12)
 
 
 def test_the_stated_query_is_more_than_twice_as_long() -> None:
     shown = [one.facts for one in finding("copy-shortest").evidence if one.kind == "counterexample"]
-    assert [facts["n"] for facts in shown] == [10, 1000]
-    assert all(number(facts["times"]) > 2 for facts in shown)
+    assert [facts["n"] for facts in shown] == ["2", "10"]
+    for facts in shown:
+        length = math.sqrt(
+            sum(float(Fraction(x)) ** 2 for x in re.findall(r"-?\d+/\d+", facts["q"].replace(", ", "/")))
+        )
+        assert 2 * length < 2 * math.log(int(facts["n"]) / 0.01)
+
+
+def test_a_direction_that_parts_and_a_combination_exclude_each_other() -> None:
+    """The rule says that one of the two is there; `copy_query` finds which for keys of the plane."""
+    corners = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    outside = torch.cat([torch.tensor([[3.0, 3.0]], dtype=torch.float64), corners])
+    assert copy_query(outside, target=0, eps=0.01).verify()
+    with pytest.raises(InsideHull):
+        copy_query(torch.cat([torch.tensor([[1.0, 1.0]], dtype=torch.float64), corners]), target=0, eps=0.01)
 
 
 def test_weights_shown_are_those_of_a_softmax() -> None:
@@ -58,7 +76,7 @@ def test_the_normal_law_in_balls_encloses_it() -> None:
 
 
 def test_weights_out_of_reach_come_with_the_combination_that_forbids_them() -> None:
-    shown = step("mixture-any", "the library refuses them").facts["combination"]
+    shown = step("mixture-range", "the library refuses").facts["combination"]
     combination = [Fraction(c) for c in re.findall(r"-?[\d/]+", shown)]
     logs = [math.log(weight) for weight in (0.25, 0.5, 0.25)]
     assert abs(sum(float(c) * log for c, log in zip(combination, logs, strict=True))) > 1

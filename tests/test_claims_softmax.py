@@ -14,12 +14,12 @@ from tests.helpers.judging import judged
 
 @pytest.mark.parametrize(("name", "gap"), [("float32", "103.97"), ("float64", "745.13"), ("float16", "17.33")])
 def test_the_gaps_are_those_of_the_formats(name: str, gap: str) -> None:
-    (found,) = (step for step in judged(softmax.softmax_bounds).evidence if step.says.startswith(f"{name}: ln(1/h)"))
-    assert gap in found.says and found.kind == "balls"
+    power, shown = softmax.GAPS[name]
     form = torch.finfo(getattr(torch, name))
     # finfo's product underflows in float64, its logarithms do not.
-    log_half = (math.log2(form.tiny) + math.log2(form.eps) - 1) * math.log(2)
-    assert float(found.facts["gap"]) == pytest.approx(-log_half, abs=1e-9)
+    assert power == 1 - math.log2(form.tiny) - math.log2(form.eps)
+    assert f"{gap} in " in softmax.softmax_vanishing.plain and float(shown) == float(gap)
+    assert power * math.log(2) == pytest.approx(float(gap), abs=0.005)
     weights = torch.softmax(
         torch.tensor([[0.0, 0.02 - float(gap)], [0.0, -0.02 - float(gap)]], dtype=getattr(torch, name)), -1
     )
@@ -34,17 +34,18 @@ def test_the_library_s_own_thresholds_lie_beyond_the_gaps() -> None:
 
 
 def test_denominators_of_zero_and_of_infinity_are_executed() -> None:
-    found = [step.plain() for step in judged(softmax.softmax_bounds).evidence if step.kind == "counterexample"]
-    assert [step["facts"]["scores"] for step in found] == [[0, -104], [-200, -201], [100, 99]]
-    assert found[1]["facts"]["terms"] == [0.0, 0.0] and found[1]["facts"]["weights"] == ["nan", "nan"]
-    assert found[2]["facts"]["terms"] == ["inf", "inf"] and found[2]["facts"]["weights"] == ["nan", "nan"]
-    assert found[2]["facts"]["softmax"] == pytest.approx([0.7311, 0.2689], abs=1e-4)
+    found = [step.plain()["facts"] for step in judged(softmax.softmax_stored).evidence]
+    assert [facts["fails"] for facts in found] == ["positive", "denominator", "finite"]
+    weights, terms = "weights without the shift", "terms in PyTorch"
+    assert found[1][terms] == [0.0, 0.0] and found[1][weights] == ["nan", "nan"]
+    assert found[2][terms] == ["inf", "inf"] and found[2][weights] == ["nan", "nan"]
+    assert float(torch.softmax(torch.tensor([0.0, -104.0]), -1)[1]) == 0
 
 
 def test_a_finite_mask_fails_in_three_ways_for_each_number() -> None:
     says = [step.says for step in judged(softmax.finite_mask).evidence]
-    for mask in ("-100000", "-1e+09"):
-        assert sum(word.startswith(f"mask {mask}") for word in says) == 3
+    for mask in ("-100000", "-1000000000"):
+        assert sum(word.startswith((f"mask {mask}:", f"mask {mask} ")) for word in says) == 3
     assert {step.kind for step in judged(softmax.finite_mask).evidence} == {"counterexample"}
 
 

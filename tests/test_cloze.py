@@ -17,7 +17,7 @@ from avow.training import (
     Spans,
 )
 from avow.training.data import Document
-from avow.training.examples import candidates, name_end
+from avow.training.names import candidates, name_end
 from tests.helpers.spans import cut_of
 
 NAMES = ["Jacob H. Studer", "Édith Ørsted", "John Stephen", "Ada"]

@@ -150,7 +150,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["copy"], "keys=nothing must be given in one way; use one of --keys FILE, --orthonormal N, --random N"),
+        (["copy"], "keys=(not given) must be given; use one of --keys FILE, --orthonormal N, --random N"),
         (
             ["copy", "--orthonormal", "3", "--random", "3"],
             "keys=--orthonormal N and --random N must be given in one way",

@@ -596,7 +596,7 @@ def test_who_waits_for_the_compiler_is_told_once(
     finally:
         cpu._uncompiled.cache_clear()
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    text = "compiling CPU decoding steps, once per machine and release: about half a minute"
+    text = "compiling CPU decoding steps, once per installation: about half a minute"
     assert told == ([("WARNING", text)] if slow else [])
 
 
@@ -615,7 +615,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "float32 would take more than a tenth of the tolerance"),
+        ({}, "rounding in float32 would take more than a tenth of the tolerance"),
         ({"dtype": torch.float64}, "compiled code does not support torch.float64"),
         ({"bits": 8}, "the sketch does not have 3 or 4 bits"),
         ({"count": 63}, "nothing is sketched"),

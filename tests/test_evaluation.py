@@ -9,11 +9,24 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from avow.errors import InputError, ParameterError
-from avow.training import Answer, Evaluation, Outcome, Question, always, evaluate, majority
+from avow.nn import ModelConfig
+from avow.training import (
+    MASK,
+    Answer,
+    CharacterTokenizer,
+    Document,
+    Evaluation,
+    Outcome,
+    Question,
+    always,
+    evaluate,
+    majority,
+)
 from avow.training.evaluation import _tail
 from tests.test_sampling import TOKENIZER, Knowing, Read
 
@@ -206,3 +219,78 @@ def test_a_model_that_confuses_the_rows_of_a_batch_is_caught() -> None:
     model = Confusing({text: (answer, 0.9) for text, answer in TRUTH.items()})
     assert evaluate(model, TOKENIZER, same_length).right == 0
     assert [evaluate(model, TOKENIZER, [question]).right for question in same_length] == [1, 1, 1]
+
+
+PEOPLE = {"Ada Holm": "Arden", "Ada Holmes": "Kelda", "Bo Lund": "Pell", "Cy Dahl": "Lorne", "Di Ewers": "Oxley"}
+TEXTS = [Document(f"{name}. Once, {name} was born in {place}.", name) for name, place in list(PEOPLE.items())[:-1]]
+LETTERS = CharacterTokenizer.of(
+    [*PEOPLE, *PEOPLE.values(), *(text.text for text in TEXTS), "Where was born? Rome or twice"]
+)
+ASKED = [Question(f"Where was {name} born?", place, name) for name, place in PEOPLE.items()]
+
+
+class Reciting(nn.Module):
+    """Goes on with the texts that it knows by heart, each character with probability 0.9, and answers what it knows."""
+
+    def __init__(self, texts: list[str], known: dict[str, str], block: int = 64) -> None:
+        super().__init__()
+        self.config = ModelConfig(vocabulary=LETTERS.size, block=block)
+        self.texts = [*texts, *(f"Where was {name} born?⁇{place}⁇" for name, place in known.items())]
+
+    def start(self, batch: int) -> list[list[int]]:
+        return [[] for _ in range(batch)]
+
+    def step(self, ids: Tensor, cache: list[list[int]]) -> tuple[Tensor, list[list[int]]]:
+        rows = [[*old, *new] for old, new in zip(cache, ids.tolist(), strict=True)]
+        return torch.stack([self.following(row) for row in rows])[:, None], rows
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack(
+            [torch.stack([self.following(row[: n + 1]) for n in range(len(row))]) for row in ids.tolist()]
+        )
+
+    def following(self, row: list[int]) -> Tensor:
+        text = LETTERS.decode(row)
+        after = next((one[len(text)] for one in self.texts if one.startswith(text) and one != text), "⁇")
+        chances = torch.full((LETTERS.size,), 0.1 / (LETTERS.size - 2), dtype=torch.float64)
+        chances[MASK if after == "⁇" else int(LETTERS.encode(after)[0])] = 0.9
+        return chances.log()
+
+
+def test_what_is_recited_from_the_text_is_told_from_what_the_question_extracts() -> None:
+    recited = [TEXTS[0].text, TEXTS[1].text, TEXTS[2].text.replace("Pell", "Rome")]
+    model = Reciting(recited, {"Ada Holm": "Arden", "Bo Lund": "Pell", "Di Ewers": "Rome"})
+    found = evaluate(model, LETTERS, ASKED, TEXTS)
+    kinds = {kind: [o.where for o in outcomes] for kind, outcomes in found.by_recitation().items()}
+    assert kinds == {
+        "recited and extracted": ["Ada Holm"],
+        # Not the text about Ada Holm, whose name is a part of hers.
+        "recited, not extracted": ["Ada Holmes"],
+        "extracted, not recited": ["Bo Lund"],
+        "neither": ["Cy Dahl"],
+        "not in the text": ["Di Ewers"],
+    }
+    first, *_, neither, absent = found.recitation()
+    # Padding, which is never written, has no chance among the others.
+    assert first["loss"] == pytest.approx(-math.log(0.9), rel=1e-12)
+    assert neither["loss"] > 1 and neither["wrong"] == 1 and absent["loss"] is None
+    wrong = found.outcomes[-1].answer
+    assert wrong.text == "Rome" and absent["confidence_of_wrong"] == wrong.confidence
+    assert Evaluation.of(json.loads(json.dumps(found.plain()))) == found
+    # Without texts, nothing is said of recitation; what does not fit the block is not recited.
+    assert {o.recited for o in evaluate(model, LETTERS, ASKED).outcomes} == {None}
+    longer = [Document(text.text.replace("Once", "Once or twice"), "") for text in TEXTS]
+    assert {o.recited for o in evaluate(Reciting([], {}, block=40), LETTERS, ASKED, longer).outcomes} == {None}
+    strange = [Document(text.text.replace("Once", "Øh"), "") for text in TEXTS]
+    assert {o.recited for o in evaluate(model, LETTERS, ASKED, strange).outcomes} == {None}
+    earlier = {
+        **found.plain(),
+        "outcomes": [{k: v for k, v in o.items() if k != "recited"} for o in found.plain()["outcomes"]],
+    }
+    assert Evaluation.of(earlier).right == found.right
+
+
+def test_an_evaluation_says_in_json_what_its_charts_show() -> None:
+    plain = judged((True, 0.95), (True, 0.9), (False, 0.4), (False, 0.1)).plain()
+    assert plain["coverage"] == [[0.25, 1.0], [0.5, 1.0], [0.75, pytest.approx(2 / 3)], [1.0, 0.5]]
+    assert [(one["right"], one["size"]) for one in plain["calibration"]] == [(0.0, 1), (0.0, 1), (1.0, 2)]

@@ -23,6 +23,7 @@ from avow.decode.key_value_cache import KeyValueCache
 from avow.errors import ShapeError
 from avow.kernels import operators, pausing, sparse_decode
 from avow.kernels.append_tokens import append
+from tests.helpers import caches
 from tests.helpers.kernel_caches import answer_by_kernels, errors
 
 # A GPU does not warn of inf and nan.
@@ -131,6 +132,51 @@ def test_more_rows_than_kernels_have_room_for_get_the_exact_answer_and_the_reaso
     out, certificate = cache.attend(q, tol=TOL, sinks=sinks)
     assert certificate.method == "exact" and "sinks without kernels: 68 queries" in certificate.reason
     assert bool((errors(cache, q, out, sinks) <= certificate.rows).all())
+
+
+@pytest.mark.parametrize(("queries", "sunk"), [(1, False), (5, True)])
+def test_exact_steps_take_lengths_from_the_device_and_know_nothing_of_the_sketch(queries: int, sunk: bool) -> None:
+    """What a CUDA graph repeats reads the tokens that there are then, not those that the host knew of."""
+    cache, sinks = filled(130), 3 * torch.randn(4) if sunk else None
+    assert cache._store is not None
+    cache._store.codes.fill_(255)
+    for tol in (None, TOL):
+        q = (6 * torch.randn(1, 4, queries, 32)).bfloat16()
+        out, certificate = cache.attend(q, tol, method="exact", sinks=sinks)
+        assert certificate.method == "exact" and certificate.bound < 2e-2 and certificate.kind == "deterministic"
+        assert isinstance(certificate, LazyCertificate)
+        assert bool((errors(cache, q, out, sinks) <= certificate.rows).all())
+        assert certificate.reason == ("" if tol is None else "exact attention was asked for")
+        appended(cache)
+    stale = cache._store.used.clone()
+    cache._store.used.fill_(70)
+    short, _ = cache.attend(q, method="exact", sinks=sinks)
+    cache._store.used.copy_(stale)
+    whole = (x[:, :, :70] for x in cache.tokens)
+    assert float(caches.errors(q, *whole, short, None, sinks).max()) < 2e-2
+    assert not bool((errors(cache, q, short, sinks) <= certificate.rows).all())
+
+
+def test_exact_steps_beyond_what_kernels_prove_are_pytorchs() -> None:
+    cache = filled(dtype=torch.float32)
+    q = asked(dtype=torch.float32)
+    for tol in (None, 1e-5, 1e-2):
+        cache.host_counts = tol == 1e-5  # even where a CUDA graph would repeat it
+        certificate = cache.attend(q, tol, method="exact").certificate
+        assert not isinstance(certificate, LazyCertificate) and certificate.keeps(3e-4 if tol is None else tol)
+    cache.host_counts = True
+    out, certificate = cache.attend(q, 1e-2, method="exact")
+    assert isinstance(certificate, LazyCertificate) and certificate.keeps(1e-3)
+    assert bool((errors(cache, q, out) <= certificate.rows).all())
+
+
+def test_a_cache_that_is_doubted_leaves_kernels_out_once() -> None:
+    cache, q = filled(), asked()
+    found = []
+    for _ in range(2):
+        found += [isinstance(cache.attend(q, method="exact").certificate, LazyCertificate) for _ in range(2)]
+        cache.doubt()
+    assert found == [True, True, False, True]
 
 
 def test_a_step_reads_the_buffers_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,11 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
 
 
 def test_every_kernel_that_writes_tokens_compiles_for_a_gpu() -> None:
-    assert compiled("append") == ["_append"] * 6 + ["_append", "_noted"] * 3
+    assert compiled("append") == ["_append"] * 6 + ["_append", "_noted"] * 3 + ["_cropped"]
+
+
+def test_every_kernel_of_a_step_that_reads_all_tokens_compiles_for_a_gpu() -> None:
+    assert compiled("whole") == ["_read_again", "_merged_again"] * 3
 
 
 def test_steps_with_rows_on_the_device_compile_for_a_gpu() -> None:

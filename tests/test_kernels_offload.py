@@ -277,7 +277,7 @@ def test_a_layer_of_a_model_moves_to_host_memory_and_to_more_room() -> None:
     assert layer.cache.offload and layer.cache.capacity == 70 and layer.length == 65
     torch.testing.assert_close(layer.keys, k)
     keys, values = layer.update(k, v)
-    assert layer.cache.offload and layer.cache.capacity is None and layer.cache.length == 130
+    assert layer.cache.offload and layer.cache.capacity == 256 and layer.cache.length == 130
     torch.testing.assert_close(keys, torch.cat([k, k], 2))
     torch.testing.assert_close(values, torch.cat([v, v], 2))
 

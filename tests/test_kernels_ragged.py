@@ -239,6 +239,24 @@ def test_a_cropped_store_is_that_of_the_tokens_left() -> None:
     check(store, k, v)
 
 
+@pytest.mark.parametrize("longest", [3, 100])
+def test_what_is_known_of_lengths_follows_a_crop(longest: int) -> None:
+    """Bounds are relative to the longest value that is left: one that goes must not stand for the others."""
+    store, (k, v) = blank(b=2, g=1), drawn(130, b=2, g=1)
+    store.size.fill_(8.0)
+    v[:, :, longest] *= 50
+    append(store, k, v)
+    before = store.most.clone()
+    crop(store, torch.tensor([70, 200]))
+    left = torch.linalg.vector_norm(v[0, 0, :70].double(), dim=-1)
+    assert store.used.tolist() == [70, 130]
+    assert float(store.most[0]) <= float(left.amax()) <= float(store.extremes[0, 1])
+    assert float(store.extremes[0, 0]) == float(store.norms[0, :70].min())
+    assert (store.most == before).tolist() == [longest < 70, True]
+    crop(store, torch.tensor([0, 5]))
+    assert store.used.tolist() == [0, 5] and store.most.tolist()[0] == 0 and store.size.tolist() == [0, 0]
+
+
 def test_copies_are_apart_and_one_tensor_is_refused(tmp_path: Path) -> None:
     held = ragged()
     held.append([70, 3])

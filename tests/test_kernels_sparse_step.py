@@ -71,6 +71,11 @@ def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.Monkey
     assert torch.equal(terms.counts, references.counts_reference(terms))
     # Every other pair of groups, or nearly.
     assert terms.counts.sum(-1).tolist() == [6 * GROUP] * 2
+    # Of far more one in 16 is counted: here the first pair.
+    monkeypatch.setattr(planning, "enough", lambda rows: 1)
+    terms = terms_of(given)
+    assert torch.equal(terms.counts, references.counts_reference(terms))
+    assert terms.counts.sum(-1).tolist() == [2 * GROUP] * 2
 
 
 @pytest.mark.parametrize("how", [decode, decode_reference])

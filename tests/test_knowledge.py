@@ -29,6 +29,7 @@ from avow.training.evaluation import Answer
 from avow.training.knowledge import CLASSIC, NOT_READ, SMALL, Arm, Experiment, Result, Row, arms, outcomes_by_kind
 from avow.training.loop import Trainer
 from avow.training.run_many import Interrupted, News, read_result, run_arm, side_by_side
+from benchmarks.gpu import _EARLIER
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=64", "data.batch=8", "run.log_every=2"]
 
@@ -311,10 +312,10 @@ def test_answers_are_right_wrong_or_made_up() -> None:
     }, "a part of a word is no word of the text"
 
 
-def read_first(corpus: str, steps: int = 20) -> dict[str, str]:
+def read_first(corpus: str, *flags: str, steps: int = 20) -> dict[str, str]:
     """Digests of what every arm of an experiment reads in its first steps: numbers of characters, exactly."""
     digests = {}
-    for arm in arms(corpus, steps=steps, device="cpu", seeds=2):
+    for arm in arms(corpus, steps=steps, device="cpu", seeds=2, flags=flags):
         trainer = Trainer(arm.config, Path("never written"), Ranks(0, 1, torch.device("cpu")))
         whole = hashlib.sha256()
         for step in range(steps):
@@ -346,6 +347,10 @@ def test_the_experiment_reads_what_it_always_has(tmp_path: Path) -> None:
     long = tuple(Document(" ".join(texts[first : first + 4]), "") for first in range(0, len(texts), 4))
     write_corpus(Corpus(long, some.train, some.dev), tmp_path)
     assert read_first(str(tmp_path)) == recipe(
+        unread_0="273f2c304488a632", read_0="25fa4a09f8f27ce3", unread_1="ac3e8a97e3511dfc", read_1="debbd95da2b4e765"
+    )
+    # The recipe before statements.
+    assert read_first(str(tmp_path), *_EARLIER) == recipe(
         unread_0="273f2c304488a632", read_0="5b35cf1911faa9d9", unread_1="ac3e8a97e3511dfc", read_1="d47c8e81aee7db42"
     )
 
@@ -354,5 +359,6 @@ def test_the_experiment_keeps_its_settings_and_holds_nothing_out() -> None:
     _, exact, *_ = (arm.config for arm in arms(device="cpu"))
     assert (exact.optimizer.lr, exact.optimizer.weight_decay, exact.optimizer.beta2) == (0.01, 0.05, 0.95)
     assert (exact.data.task, exact.data.held_out, exact.data.batch) == ("mixture", 0.0, 64)
-    assert exact.mixture.weights == {"language": 1, "spans": 1, "cloze": 12, "questions": 3}
+    kinds = {"language": 1, "spans": 1, "cloze": 12, "questions": 3, "facts": 0, "reverse": 0}
+    assert exact.mixture.weights == kinds
     assert (exact.schedule.steps, exact.schedule.warmup, exact.schedule.floor) == (1000, 50, 0.02)

@@ -14,8 +14,20 @@ import pytest
 from rich.console import Console
 
 from avow.report import charts
-from avow.report.knowledge import HEADINGS, MAJORITY, accuracy_plot, knowledge_page, knowledge_table, lines
+from avow.report.knowledge import (
+    HEADINGS,
+    MAJORITY,
+    ModelAnswers,
+    accuracy_plot,
+    evaluation_lines,
+    evaluation_page,
+    knowledge_page,
+    knowledge_table,
+    lines,
+    recitation_table,
+)
 from avow.training import Answer, Evaluation, Outcome, Progress, corpus_of
+from avow.training.evaluation import Recitation
 from avow.training.knowledge import NOT_READ, Experiment, Result, arms
 from avow.training.run_folder import Log
 
@@ -132,3 +144,30 @@ def test_the_picture_is_a_picture(sample: Experiment) -> None:
     assert len({not_read, exact, separable}) == 3, "arms are told apart"
     (curve,) = [trace for trace in figures(page_of(sample))["loss"]["traces"] if trace["name"] == "exact"]
     assert curve["colour"] == exact, "an arm looks the same in every figure"
+
+
+def test_what_is_recited_stands_in_a_table_of_its_own(sample: Experiment) -> None:
+    assert "extracted by the question" not in page_of(sample), "no text was given"
+    some = answered(50, 0.9).outcomes
+    recited = [dataclasses.replace(o, recited=Recitation(0.25, i % 2 == 0)) for i, o in enumerate(some[:60])]
+    evaluation = Evaluation((*recited, *some[60:]))
+    table = recitation_table(evaluation)
+    assert table is not None and [row[:3] for row in table.rows] == [
+        ("recited and extracted", 25, "0.25"),
+        ("recited, not extracted", 5, "0.25"),
+        ("extracted, not recited", 25, "0.25"),
+        ("neither", 5, "0.25"),
+        ("not in the text", 4, ""),
+    ]
+    assert [row[3] for row in table.rows] == [0, 5, 0, 5, 4]
+    answers = ModelAnswers(Path("run"), "the questions", evaluation, None)
+    page, shown = evaluation_page(answers, "avow train evaluate run"), io.StringIO()
+    assert "<td>recited, not extracted</td><td>5</td><td>0.25</td><td>5</td>" in page.replace(' class="wordy"', "")
+    for line in evaluation_lines(answers):
+        Console(width=80, file=shown).print(line)
+    assert re.search(r"recited, not extracted +5 +0\.25 +5", shown.getvalue()) and "…" not in shown.getvalue()
+    rows = [
+        dataclasses.replace(row, results=tuple(dataclasses.replace(r, evaluation=evaluation) for r in row.results))
+        for row in sample.rows
+    ]
+    assert page_of(dataclasses.replace(sample, rows=tuple(rows))).count("extracted by the question") == 3

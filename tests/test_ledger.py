@@ -25,22 +25,25 @@ ROOT = Path(avow.__file__).parent
 
 # What the catalogue must hold, as teaching material states it, with the verdict on each.
 RECORDED = {
-    "proved": """softmax-categorical copy-gap copy-separated average-two mixture-any noise-one-key-discrete
+    "proved": """softmax-categorical softmax-bounds softmax-vanishing copy-gap copy-separated
+        copy-least average-two mixture-any mixture-range sinusoid-distinct noise-one-key-discrete
         self-attend-copies-self route-by-weights permutation rbf-equals-dot low-rank-cost svd-energy svd-kth
         svd-spectral separable-rows separable-cost separable-weaker kernel-form features-cost relu-square
         relu-square-best relu-square-deep relu-square-no-bias relu-square-far relu-continuous features-trade
         rnn-two-forms rnn-vanishing ema-unrolled ema-bias sgd-l2-decay adam-l2-vs-w""",
-    "corrected": """softmax-bounds copy-possible noise-isotropic noise-one-key-gauss heads-discrete heads-gauss
-        project-out sinusoid-distinct cost-exact cost-bottleneck features-unbiased features-variance perceiver-cost
+    "corrected": """copy-possible noise-isotropic noise-one-key-gauss heads-discrete heads-gauss
+        project-out cost-exact cost-bottleneck features-unbiased features-variance perceiver-cost
         relu-linear-a rnn-exploding rnn-exploding-ratio momentum-ema""",
-    "refuted": """finite-mask copy-shortest heads-identical relu-linear-b relu-square-line l2-only-sgd
+    "refuted": """finite-mask softmax-stored sinusoid-stored share-of-the-rest nearest-key average-bisector
+        copy-shortest
+        heads-identical relu-linear-b relu-square-line l2-only-sgd
         adam-l2-magnitude multi-head-cost""",
 }
 EXPECTED = {id: verdict for verdict, ids in RECORDED.items() for id in ids.split()}
 
 
 def test_the_catalogue_holds_every_statement_with_its_verdict() -> None:
-    assert len(EXPECTED) == 57
+    assert len(EXPECTED) == 65
     found = {id: one.expected for id, one in catalogue().items()}
     assert {id: found.get(id, "missing") for id in EXPECTED} == EXPECTED
 
@@ -66,7 +69,7 @@ def test_topics_come_from_the_ground_up() -> None:
     topics = list(dict.fromkeys(one.topic for one in catalogue().values()))
     known = [topic for topic in ledger._TOPICS if topic in topics]
     assert topics[: len(known)] == known and topics[0] == "softmax"
-    assert list(catalogue())[:4] == ["softmax-categorical", "softmax-bounds", "copy-gap", "finite-mask"]
+    assert list(catalogue())[:4] == ["softmax-categorical", "softmax-bounds", "softmax-stored", "softmax-vanishing"]
 
 
 def test_every_claim_knows_the_file_it_came_from() -> None:

@@ -42,13 +42,17 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("compare --length many", "length='many' must be a whole number; see avow compare --help"),
         ("plan --tol tight", "tol='tight' must be a number; see avow plan --help"),
         ("compare this", "arguments=this are not accepted by avow compare; see avow compare --help"),
+        ("lab export", "arguments=export are not accepted by avow lab; did you mean --export?"),
+        ("train sample r x --temp 1", "option=--temp is not known to avow train sample; did you mean --temperature?"),
+        ("profile m --out p.json", "option=--out is not known to avow profile; did you mean --plan?"),
+        ("profile m", "--text=(not given) must be given: a text in UTF-8; see avow profile --help"),
         ("compare --length 99999999999", "memory=all available is not enough for these sizes; try smaller ones"),
         (
             "construct copy --orthonormal 99999999",
             "memory=all available is not enough for these sizes; try smaller ones",
         ),
         ("compare --patience nan", "patience=nan must be above 0; try --patience 20"),
-        ("construct robust-heads", "keys=nothing must be given in one way; use one of --keys FILE, --orthonormal N"),
+        ("construct robust-heads", "keys=(not given) must be given; use one of --keys FILE, --orthonormal N"),
         ("compare --seed -1", "seed='-1' must be at least 0; see avow compare --help"),
         ("lab --port 99999", "port='99999' must be at most 65535; see avow lab --help"),
         (
@@ -57,7 +61,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ),
         (
             "construct mixture",
-            "weights=(not given) must be given: the weights, separated by commas; see avow construct mixture --help",
+            "--weights=(not given) must be given: the weights, separated by commas; see avow construct mixture --help",
         ),
         ("plan --seq-len 9", "option=--seq-len is not known to avow plan; did you mean --length?"),
         ("plan --num-kv-heads 9", "option=--num-kv-heads is not known to avow plan; did you mean --key-heads?"),

@@ -308,6 +308,12 @@ def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
             "rank=3 is neither an argument of Attention nor a parameter of exact; known parameters: precision",
         ),
         (
+            lambda: Attention(12, 4, batch_first=True),
+            ParameterError,
+            "batch_first=True is neither an argument of Attention nor a parameter of exact; leave it out: batches come "
+            "first",
+        ),
+        (
             lambda: Attention(12, 4, kv_heads=2),
             ParameterError,
             "kv_heads=2 is neither an argument of Attention nor a parameter of exact; did you mean key_heads?",

@@ -132,7 +132,11 @@ def test_a_window_bounds_what_is_read_and_kept(measured: None) -> None:
         (["--kept", "2"], "kept=2.0 must be from 0 to 1; try kept=0.1"),
         (["--queries", "9", "--tokens", "8"], "queries=9 exceeds the 8 tokens; try queries=8"),
         (["--kept", "0.1", "--kind", "copying"], "kind=copying would find the share that --kept gives; leave one of"),
-        (["--tol", "0.1"], "tol=0.1 needs heads to find the share of; add --input FILE or --kind averaging"),
+        (
+            ["--tol", "0.1"],
+            "tol=0.1 needs heads: which share of the tokens it lets a step read depends on them; add --input FILE or "
+            "--kind averaging, or give the share with --kept",
+        ),
         (["--kind", "wild"], "kind='wild' is not a kind of workload; known kinds: "),
         (["--device", "abacus"], "device=abacus is not available; use --device cpu"),
         (["--input", "none.safetensors"], "input=none.safetensors does not exist; check the path"),

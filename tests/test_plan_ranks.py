@@ -78,7 +78,7 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "64", "--link", "0GB/s"], "link='0GB/s' must be above 0 and finite; try --link 400GB/s, or"),
         (["--ranks", "64", "--link", "1e400GB/s"], "link='1e400GB/s' must be above 0 and finite; try"),
         (["--ranks", "64", "--link", "1-1GB/s"], "link='1-1GB/s' has no number before its unit; try"),
-        (["--ranks", "64"], "link=(not given) must be given: "),
+        (["--ranks", "64"], "--link=(not given) must be given: "),
         (["--ranks", "0", "--link", "1GB/s"], "ranks='0' must be at least 1; see avow plan-ranks --help"),
         (["--ranks", "-3", "--link", "1GB/s"], "ranks='-3' must be at least 1; see avow plan-ranks --help"),
         (["--ranks", "999", "--link", "1GB/s", "--length", "9"], "ranks=999 cannot be spread over 9 keys and 4 key"),
@@ -110,7 +110,7 @@ def test_weak_scaling_is_drawn() -> None:
         ),
         (
             ["--link", "400GB/s"],
-            "ranks=(not given) must be given: ranks to spread one attention call over; see avow plan-ranks",
+            "--ranks=(not given) must be given: ranks to spread one attention call over; see avow plan-ranks",
         ),
         (
             ["--ranks", "8", "--link", "1GB/s", "--recalibrate"],

@@ -190,5 +190,8 @@ def test_a_plan_of_another_model_is_refused_and_so_is_no_plan(folder: Path, tmp_
     assert line.startswith("avow: plan=tiny was made for a model with the fingerprint ") and "run avow profile" in line
     line = refused("verify", folder, "--plan", "none.json")
     assert line == "avow: plan=none.json does not exist; write one with avow profile MODEL --plan"
-    line = refused("verify", folder, "--plan", "plan.json", "--tokens", "100")
-    assert line.startswith("avow: tokens=100 is too short a text to predict its last 128")
+    line = refused("verify", "no-such-model", "--plan", "plan.json", "--tokens", "100")
+    assert line == (
+        "avow: tokens=100 is too short a text to predict its last 128 from at least one before them; "
+        "use 130 tokens or more, or fewer places"
+    ), "before a model is looked for"

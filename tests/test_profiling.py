@@ -17,7 +17,7 @@ from avow.core import Certificate, Problem
 from avow.errors import ParameterError
 from avow.integrations.transformers import Profile, disable, enable, profile, profiling
 from avow.integrations.transformers.enabling import layers, replaceable, softmax_methods
-from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.observers import watching
 from avow.integrations.transformers.profiling import Head, Offer, ProfileInterrupted
 from tests.helpers.model_folders import LLAMA, long_model
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture

@@ -12,7 +12,19 @@ from flint import arb
 from sympy import And, Eq, Implies, Sum
 
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import Exists, Measured, Statement, decimal, each, holds, real, sequence, value, whole
+from avow.theory.claims.formal import (
+    Exists,
+    Measured,
+    Statement,
+    decimal,
+    each,
+    holds,
+    real,
+    sequence,
+    value,
+    violation,
+    whole,
+)
 from avow.theory.claims.kernel import is_whole
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.provers import follows
@@ -121,3 +133,46 @@ def test_that_something_exists_no_case_denies() -> None:
     against = Refutation(Statement({x: "a"}, {"it": Exists(k, k > x)}))
     with pytest.raises(Unproved, match="not a counterexample"):
         against.case({x: 1}, "one")
+
+
+def test_the_sine_of_a_rational_number_is_not_nought_and_that_of_pi_is() -> None:
+    at = proof(Implies(sympy.Ne(n, 0), sympy.Ne(sympy.sin(n / 2), 0)))
+    at.conclude("it", at.sine_of_rational(n / 2))
+    at.finish()
+    for term in (x, n * sympy.pi):
+        with pytest.raises(Unproved, match="is not known to be rational"):
+            at.sine_of_rational(term)
+
+
+def test_a_point_is_inside_a_hull_or_parted_from_it_and_nothing_bound_is_caught() -> None:
+    at, (share, query) = proof(x > 0), sequence("s q")
+    step = at.inside_or_apart(g[i], f[j, i], (j, 1, n), (i, 1, k), share, query)
+    (inside,) = (part for part in step.formula.args if part.args[0] == share)
+    (apart,) = (part for part in step.formula.args if part.args[0] == query)
+    # Of the point 3 and the points 0 and 4, shares of a quarter and three quarters; of 5, the direction 1.
+    line: dict[Any, Any] = {n: 2, k: 1, f: [[0], [4]]}
+    assert holds(inside.args[1], {**line, g: [3], share: [Fraction(1, 4), Fraction(3, 4)]}) is True
+    assert holds(apart.args[1], {**line, g: [5], query: [1]}) is True
+    assert holds(apart.args[1], {**line, g: [3], query: [1]}) is False
+    assert holds(inside.args[1], {**line, g: [5], share: [Fraction(-1, 4), Fraction(5, 4)]}) is False
+    with pytest.raises(Unproved, match="hold a sequence that is bound"):
+        at.inside_or_apart(query[i], f[j, i], (j, 1, n), (i, 1, k), share, query)
+    with pytest.raises(Unproved, match="variable of the statement"):
+        at.inside_or_apart(g[i], f[n, i], (n, 1, k), (i, 1, k), share, query)
+
+
+def test_a_step_function_counts_what_is_above_nought() -> None:
+    one = sympy.Heaviside(x, 0)
+    assert follows(And(one >= 0, one <= 1, Implies(x > 0, Eq(one, 1)), Implies(x <= 0, Eq(one, 0))), [])
+    assert not follows(Eq(one, 1), [x >= 0])
+
+
+def test_a_logarithm_is_one_number_inside_a_sum_and_outside_of_it() -> None:
+    high = sympy.log((x - 1) / beta)
+    assert follows(Eq(Sum(high * f[j], (j, 1, n)), high * Sum(f[j], (j, 1, n))), [])
+    assert not follows(Eq(Sum(high * f[j], (j, 1, n)), sympy.log(x / beta) * Sum(f[j], (j, 1, n))), [])
+
+
+def test_an_equality_that_is_certain_settles_a_strict_inequality() -> None:
+    for formula, broken in ((x > 2, True), (x >= 2, False), (sympy.Ne(x, 2), True), (x <= 2, False), (x < 2, True)):
+        assert bool(violation(formula, {x: 2}) > 0) == broken, formula

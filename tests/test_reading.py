@@ -19,8 +19,8 @@ import avow
 from avow import Certificate
 from avow.errors import ParameterError
 from avow.integrations.transformers import enabling
-from avow.integrations.transformers.forward import watching
-from avow.integrations.transformers.reading import METHODS, NEXT, STOPS, Reading, reading_of
+from avow.integrations.transformers.observers import watching
+from avow.integrations.transformers.reading import METHODS, NEXT, STOPS, Reading, next_without, reading_of, whole_words
 from avow.lab.reading_data import WEIGHTS, code_number, codes_up, plain_reading, weight_codes
 from avow.lab.stories import script_of, story_from, story_names, story_script, story_texts
 from avow.nn import KeyValueCache
@@ -249,6 +249,42 @@ def test_mistakes_are_told(model: LlamaForCausalLM, text: str, asking: list[Any]
 
 def test_the_model_is_left_as_it_was(model: LlamaForCausalLM, reading: Reading) -> None:
     assert model.config._attn_implementation == "sdpa" and not enabling.enabled(model)
+
+
+def test_what_is_crossed_out_is_read_by_no_later_token(model: LlamaForCausalLM, reading: Reading) -> None:
+    ids, start = [1, *Letters()(TEXT).input_ids], 1 + TEXT.index("blue")
+    blue = range(start, start + 4)
+    positions = [blue.start - 1, len(ids) - 1]
+    (before, after), nothing = next_without(model, Letters(), ids, [blue, range(9, 9)], positions)
+    seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    seen[blue.stop :, blue.start : blue.stop] = False
+    for mask, found in ((seen, [before, after]), (seen.new_ones(seen.shape).tril(), nothing)):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, positions].double()
+        for expected, one in zip(logits.softmax(-1), found, strict=True):
+            chances = torch.tensor([p for _, p in one]).double()
+            torch.testing.assert_close(chances, expected.topk(NEXT).values, rtol=1e-4, atol=1e-6)
+    assert before == nothing[0], "what stands before it is as it was"
+    assert dict(after)[nothing[1][0][0]] != pytest.approx(nothing[1][0][1], rel=1e-3), "it mattered to what follows"
+
+
+def test_pieces_of_a_word_are_one_word() -> None:
+    words = ["", "A", " blue", " te", "apot", ",", " x", "2", "(", "é", "t", "é", " ", "\n"]
+    assert ["".join(words[t] for t in word) for word in whole_words(words)] == [
+        *("A", " blue", " teapot", ",", " x2", "(", "été", " ", "\n")
+    ]
+
+
+def test_each_row_that_was_given_is_tried_without_every_word_before_it(model: LlamaForCausalLM) -> None:
+    found = reading_of(model, Letters(), TEXT, [40], write=1, cross_out=True)
+    spans = whole_words(found.words[: found.prompt])
+    assert [len(row.without) for row in found.rows] == [sum(s.stop <= 40 for s in spans), len(spans) - 1, 0]
+    ((expected,),) = next_without(model, Letters(), [1, *Letters()(TEXT).input_ids], spans[1:2], [found.prompt - 1])
+    tried = found.rows[1].without[1]
+    assert dict(tried) == pytest.approx(dict(expected), rel=1e-4)
+    plain = plain_reading(found)
+    assert plain["starts"] == [s.start for s in whole_words(found.words)]
+    assert plain["without"][1][1] == [[word, pytest.approx(p, rel=1e-3)] for word, p in tried[:5]]
 
 
 def test_codes_of_bounds_never_promise_more_and_lose_little() -> None:

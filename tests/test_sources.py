@@ -87,7 +87,9 @@ def test_a_corpus_folder_and_the_invented_corpus_are_sources(tmp_path: Path) -> 
     found = read_data([str(tmp_path / "people")])
     assert (found.digest, found.dev_digest) == (corpus.digest, corpus.dev_digest)
     both = read_data(["invented", str(tmp_path / "people")])
-    assert len(both.documents) == 640 + 40 and len(both.train) == 96 + 6
+    assert len(both.documents) == 640 + 40 and len(both.train) + both.asked == 96 + 6
+    # Both corpora draw their names from the same ones.
+    assert both.asked > 0 and {q.question for q in both.train}.isdisjoint(q.question for q in both.dev)
 
 
 def test_the_column_is_text_if_none_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 from avow.numerics import intervals
 from avow.theory.claims import Evidence, Unproved, toolbox
+from avow.theory.claims.stored import rounded
 
 x = sympy.Symbol("x", real=True)
 p = sympy.Symbol("p", positive=True)
@@ -54,15 +54,6 @@ def test_floats_have_no_place_among_symbols(step: Any) -> None:
         step(p + 0.5, "a half more")
 
 
-def test_matrices_are_equal_entry_by_entry() -> None:
-    turn = sympy.Matrix([[sympy.cos(x), -sympy.sin(x)], [sympy.sin(x), sympy.cos(x)]])
-    assert toolbox.equal_matrices(turn * turn.T, sympy.eye(2), "a rotation").kind == "symbolic"
-    with pytest.raises(Unproved, match=re.escape("a rotation, entry (1, 1): the two sides differ by")):
-        toolbox.equal_matrices(turn * turn, sympy.eye(2), "a rotation")
-    with pytest.raises(Unproved, match=re.escape("shapes (2, 2) and (3, 3) differ")):
-        toolbox.equal_matrices(turn, sympy.eye(3), "a rotation")
-
-
 def test_signs_must_be_seen() -> None:
     assert toolbox.nonnegative(x**2 - 2 * x + 1, "a square").kind == "symbolic"
     assert toolbox.positive(x**2 + 1, "a square and one").kind == "symbolic"
@@ -74,35 +65,6 @@ def test_signs_must_be_seen() -> None:
         toolbox.nonnegative(sympy.Symbol("z"), "a number that may be complex")
     with pytest.raises(Unproved):
         toolbox.nonnegative(sympy.nan, "no number at all")
-
-
-def test_what_starts_at_zero_and_rises_stays_above() -> None:
-    assert plain(toolbox.rising(sympy.exp(x) - 1 - x, x, 0, "above its tangent"))["facts"]["from"] == "0"
-    with pytest.raises(Unproved, match="a hill, at the start: cannot see that -2 is"):
-        toolbox.rising(x * (1 - x), x, 0, "a hill")
-    with pytest.raises(Unproved, match=re.escape("a wave, the slope beyond: cannot see that -cos(_beyond) is")):
-        toolbox.rising(sympy.sin(x), x, 0, "a wave")
-    with pytest.raises(Unproved, match="at the start"):
-        toolbox.rising(x - 1, x, 0, "from below")
-    for jumps in (sympy.atan(1 / (1 - x)), 1 / (1 - x), sympy.log(2 - x)):
-        with pytest.raises(Unproved, match=r"is not known to be smooth|may have no value"):
-            toolbox.rising(jumps, x, 0, "a jump")
-    toolbox.rising(x - 1, x, 1, "from where it is zero")
-
-
-def test_induction_needs_its_start_and_its_step() -> None:
-    def odd(n: Any) -> Any:
-        return n**2
-
-    def step(before: Any, n: Any) -> Any:
-        return before + 2 * n + 1
-
-    found = toolbox.induction(odd, 1, 1, step, "the odd numbers")
-    assert plain(found)["facts"] == {"for all n from": 1, "form": "n^{2}"}
-    with pytest.raises(Unproved, match=re.escape("the odd numbers, at n = 1")):
-        toolbox.induction(odd, 1, 2, step, "the odd numbers")
-    with pytest.raises(Unproved, match=re.escape("the odd numbers, from n to n + 1")):
-        toolbox.induction(odd, 1, 1, lambda before, n: before + 2 * n, "the odd numbers")
 
 
 def test_rational_evidence_holds_no_floats() -> None:
@@ -124,8 +86,6 @@ def test_what_merely_looks_true_is_no_truth(found: Any) -> None:
         toolbox.counterexample(found, "looks true", by="nobody")
     with pytest.raises(TypeError, match="is not a truth value"):
         toolbox.enclosed(lambda: found, "looks true")
-    with pytest.raises(TypeError, match="is not a truth value"):
-        toolbox.cover(lambda y: found, [(0, 1)], "looks true")
 
 
 @pytest.mark.parametrize("found", [True, sympy.true, torch.tensor(True), torch.tensor([1.0]).gt(0).all()])
@@ -157,42 +117,6 @@ def test_an_enclosure_may_be_given_as_its_outcome() -> None:
         toolbox.enclosed(arb(1).exp() < arb("2.7"), "too small")
     with pytest.raises(TypeError, match="is not a truth value"):
         toolbox.enclosed(arb(1), "a ball")  # type: ignore[arg-type]
-
-
-def test_a_cover_reaches_every_point_of_the_box() -> None:
-    seen: list[tuple[arb, arb]] = []
-
-    def small(a: arb, b: arb) -> bool:
-        if bool(a.rad() > 0.1) or bool(b.rad() > 0.1):
-            return False
-        seen.append((a, b))
-        return True
-
-    found = toolbox.cover(small, [(-1, 2), (Fraction(1, 3), 1.5)], "small pieces")
-    assert found.kind == "balls" and plain(found)["facts"]["pieces"] > len(seen) > 1
-    generator = torch.Generator().manual_seed(0)
-    for u, v in torch.rand(200, 2, generator=generator, dtype=torch.float64).tolist():
-        a, b = arb(-1 + 3 * u), arb(1) / 3 + (arb(1.5) - arb(1) / 3) * v
-        assert any(p.overlaps(a) and q.overlaps(b) for p, q in seen)
-    # The pieces lie side by side: each end is an end of the next, and their lengths sum to the side's.
-    row = sorted((a for a, b in seen if b.overlaps(arb(0.4))), key=lambda a: float(a.mid()))
-    assert bool(row[0].contains(arb(-1))) and bool(row[-1].contains(arb(2)))
-    assert all(left.overlaps(right) for left, right in itertools.pairwise(row))
-
-
-def test_a_cover_finds_the_one_bad_point() -> None:
-    with pytest.raises(Unproved, match=r"still open after 200 pieces, at \[0\.3"):
-        toolbox.cover(lambda y: bool((y - arb(1) / 3) ** 2 > 0), [(0, 1)], "never zero", most=200)
-    toolbox.cover(lambda y: bool((y - arb(1) / 3) ** 2 + arb("1e-6") > 0), [(0, 1)], "lifted", most=200)
-
-
-def test_a_cover_wants_intervals() -> None:
-    with pytest.raises(ValueError, match=re.escape("[1, 0] is not an interval")):
-        toolbox.cover(lambda y: True, [(1, 0)], "turned round")
-    with pytest.raises(ValueError, match="is not an interval"):
-        toolbox.cover(lambda y: True, [(math.nan, 1)], "no number")
-    with pytest.raises(OverflowError):
-        toolbox.cover(lambda y: True, [(0, math.inf)], "too long")
 
 
 @given(st.fractions(-100, 100), st.fractions(0, 100))
@@ -250,28 +174,28 @@ def test_rounding_by_balls_is_rounding_by_the_machine(dtype: torch.dtype) -> Non
     near_top = torch.tensor([form.max, -form.max, form.tiny, form.tiny * form.eps, 0.0, 1.0], dtype=torch.float64)
     numbers = torch.cat([signs * exponents.exp(), near_top, 1 + torch.tensor([3, -3]).double() * form.eps / 8])
     for number, machine in zip(numbers.tolist(), numbers.to(dtype).double().tolist(), strict=True):
-        assert float(toolbox.rounded(partial(arb, number), dtype)) == machine, number
+        assert float(rounded(partial(arb, number), dtype)) == machine, number
 
 
 def test_overflow_begins_halfway_to_the_number_that_is_not_there() -> None:
     top = Fraction(torch.finfo(torch.float32).max)
     edge = arb(2) ** 128 - arb(2) ** 103
-    assert toolbox.rounded(lambda: edge - 1, torch.float32) == top
-    assert toolbox.rounded(lambda: 1 - edge, torch.float32) == -top
-    assert toolbox.rounded(lambda: edge * 1 + 1, torch.float32) == math.inf
+    assert rounded(lambda: edge - 1, torch.float32) == top
+    assert rounded(lambda: 1 - edge, torch.float32) == -top
+    assert rounded(lambda: edge * 1 + 1, torch.float32) == math.inf
     with pytest.raises(Unproved, match=re.escape("balls cannot tell which torch.float32 is nearest")):
-        toolbox.rounded(lambda: edge, torch.float32)
+        rounded(lambda: edge, torch.float32)
 
 
 def test_a_tie_is_not_decided_by_balls_however_many_bits() -> None:
     with pytest.raises(Unproved, match="balls cannot tell"):
-        toolbox.rounded(lambda: 1 + (arb(2).sqrt() ** 2 - 2) + arb(2) ** -24, torch.float32)
+        rounded(lambda: 1 + (arb(2).sqrt() ** 2 - 2) + arb(2) ** -24, torch.float32)
 
 
 def test_rounding_asks_for_the_bits_it_needs() -> None:
     needed = 1 + arb(2) ** -24
-    assert toolbox.rounded(lambda: needed + (arb(1) / 3) ** 200, torch.float32) == 1 + Fraction(1, 2**23)
-    assert toolbox.rounded(lambda: needed - (arb(1) / 3) ** 200, torch.float32) == 1
+    assert rounded(lambda: needed + (arb(1) / 3) ** 200, torch.float32) == 1 + Fraction(1, 2**23)
+    assert rounded(lambda: needed - (arb(1) / 3) ** 200, torch.float32) == 1
 
 
 def test_precision_is_given_back() -> None:

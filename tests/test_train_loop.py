@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, FileError, NonFiniteError, ParameterError
+from avow.optim import AveragedWeights
 from avow.training import PAD, Progress, Trained, checkpoint, load_model, loop, read_config, train
 from avow.training.distributed import Ranks
 from avow.training.evaluation import summed_loss
@@ -47,10 +48,11 @@ def losses(folder: Path) -> list[tuple[int, float, float, float | None]]:
     return [(line.step, line.loss, line.norm, line.held_out_loss) for line in read_log(folder / "log.csv")]
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_in_the_same_bits(tmp_path: Path, kind: signal.Signals) -> None:
-    config = small(tmp_path)
+@pytest.mark.parametrize(("kind", "flags"), [(signal.SIGINT, []), (signal.SIGTERM, ["optimizer.average=0.8"])])
+def test_an_interrupted_run_ends_in_the_same_bits(tmp_path: Path, kind: signal.Signals, flags: list[str]) -> None:
+    config = small(tmp_path, *flags)
     whole = train(config, tmp_path / "whole")
+    assert "Linear(" not in repr(whole) and not any(text in repr(whole) for text in whole.corpus.texts)
     half = train(config, tmp_path / "half", progress=interrupting(6, kind))
     assert half.interrupted and half.step == 6 and half.checkpoint.name == "step-00000006"
     # 6 steps of 8 are 48 places: in the middle of the third epoch of 18 windows.
@@ -60,9 +62,9 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path: Path, kind: signal.S
     assert losses(tmp_path / "half") == losses(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("lost", ["generators", "position", "optimiser", "schedule"])
+@pytest.mark.parametrize("lost", ["generators", "position", "optimiser", "schedule", "averages"])
 def test_without_any_one_part_the_bits_would_differ(tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(tmp_path)
+    config = small(tmp_path, "optimizer.average=0.8")
     whole = train(config, tmp_path / "whole")
     train(config, tmp_path / "half", progress=interrupting(6, signal.SIGINT))
     before = Trainer._restore
@@ -80,6 +82,8 @@ def test_without_any_one_part_the_bits_would_differ(tmp_path: Path, lost: str, m
             torch.set_rng_state(kept["generators"])
         elif lost == "optimiser":
             self.optimiser.state.clear()
+        elif lost == "averages":
+            self.averages = AveragedWeights(self.model, 0.8)
         else:
             self.schedule.load_state_dict(kept["schedule"])
 
@@ -89,6 +93,32 @@ def test_without_any_one_part_the_bits_would_differ(tmp_path: Path, lost: str, m
         torch.equal(x, y)
         for x, y in zip(whole.model.state_dict().values(), done.model.state_dict().values(), strict=True)
     )
+
+
+def test_a_run_ends_with_the_average_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[list[Tensor]] = []
+    update = AveragedWeights.update
+
+    def watched(self: AveragedWeights) -> None:
+        steps.append([weight.detach().double().clone() for weight in self.model.parameters()])
+        update(self)
+
+    monkeypatch.setattr(AveragedWeights, "update", watched)
+    done = train(small(tmp_path, "optimizer.average=0.8"), tmp_path / "run")
+    loaded, _ = load_model(tmp_path / "run")
+    shares = torch.tensor([0.8 ** (len(steps) - 1 - step) for step in range(len(steps))], dtype=torch.float64)
+    for weight, saved_weight, *history in zip(done.model.parameters(), loaded.parameters(), *steps, strict=True):
+        expected = torch.tensordot(shares / shares.sum(), torch.stack(history), 1)
+        assert torch.equal(weight, saved_weight) and torch.allclose(weight.double(), expected, rtol=1e-5, atol=1e-7)
+        assert not torch.allclose(weight.double(), history[-1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_checkpoint_that_does_not_know_a_field_has_its_default(tmp_path: Path) -> None:
+    plain = small(tmp_path).plain()
+    del plain["optimizer"]["average"], plain["mixture"]
+    assert checkpoint.differences(small(tmp_path), plain) == []
+    changed = small(tmp_path, "optimizer.average=0.5")
+    assert checkpoint.differences(changed, plain) == [("optimizer", "average", 0.0, 0.5)]
 
 
 def test_a_run_leaves_the_draws_of_others_alone(tmp_path: Path) -> None:

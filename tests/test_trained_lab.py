@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from avow.integrations.transformers.model_files import load_unpacked
+from avow.integrations.transformers.reading import next_without_word
 from avow.lab.pages.reading import MODEL
 from tests.helpers.lab import Lab, running
 from tests.helpers.lab_visits import Opener
@@ -70,6 +71,19 @@ def test_a_typed_text_is_read_after_one_button_and_any_word_of_it_can_ask(visit:
     page.wait_for_function("() => document.querySelector('#text .asking').dataset.t === '90'")
     assert page.locator("#text .later").count() == len(ids) - 91
     assert page.inner_text("#stop") == "30%" and page.inner_text("#broken") == "0"
+
+    # A word that is crossed out is read by nobody, and the next words are the model's without it.
+    page.click("#slot")
+    page.wait_for_function("() => document.querySelector('#text .later') === null")
+    name = [loaded.tokenizer.decode([i]) for i in ids].index(" Bell")
+    ((word, chance), *_) = next_without_word(loaded.model, loaded.tokenizer, STORY, len(ids) - 1, name)
+    page.click("#cross")
+    page.click(f"#text [data-t='{name}']")
+    page.wait_for_selector("#text .crossed")
+    assert page.inner_text("#sentence").startswith("Tried without “Bellamy”: the next word")
+    assert page.inner_text("#slot") == word.strip() and page.inner_text("#near") == "without it"
+    shown = float(page.inner_text("#next .best span.near").rstrip("%")) / 100
+    assert shown == pytest.approx(chance, abs=0.006)
 
 
 def test_a_text_that_is_too_short_says_so(visit: Opener) -> None:

@@ -48,11 +48,6 @@ ITSELF = "computes attention by itself, not through transformers' AttentionInter
             "use a model that has one",
         ),
         (
-            "GptOssForCausalLM",
-            "model=model.layers.0.self_attn (GptOssAttention) adds sinks to its softmax, which is not softmax "
-            "attention; keep attn_implementation='eager' for it",
-        ),
-        (
             "Gemma2ForCausalLM",
             "model=model.layers.0.self_attn (Gemma2Attention) bends its logits by soft-capping, which is not softmax "
             "attention; keep attn_implementation='eager' for it",
@@ -154,7 +149,8 @@ def called(mask: Any = None, **more: Any) -> None:
     ("more", "words"),
     [
         ({"softcap": 50.0}, "softcap=50.0 bends the logits, which is not softmax attention; keep attn_impl"),
-        ({"s_aux": torch.zeros(4)}, "s_aux=(4,) adds sinks to the softmax, which is not softmax attention; keep"),
+        ({"s_aux": torch.zeros(3)}, "s_aux=(3,) must be one sink for each of the 4 heads; keep attn_impl"),
+        ({"s_aux": torch.zeros(4, requires_grad=True)}, "s_aux=(4,) would get no gradient; run the model under"),
         ({"indices": torch.zeros(2, 3)}, "indices=(2, 3) chooses keys by an index of the model's own; keep"),
         (
             {"block_indices": torch.zeros(2)},

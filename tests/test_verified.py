@@ -114,7 +114,7 @@ def test_drafts_that_are_taken_at_their_word_or_for_others_change_the_text(
     wanted = generated(model, ids, **GREEDY)
     enable(model, tol=ROUGH, method="sparse", verify=16)
     with monkeypatch.context() as patch:
-        patch.setattr(verified.VerifiedForward, "_round", unverified(verified.VerifiedForward._round))
+        patch.setattr(verified.DecodingForward, "_round", unverified(verified.DecodingForward._round))
         assert not torch.equal(generated(model, ids, **GREEDY).sequences, wanted.sequences)
     with monkeypatch.context() as patch:
         patch.setattr(verified._Ahead, "take", any_token)
@@ -254,7 +254,7 @@ def test_verified_samples_have_the_models_own_distribution(speller: Any, monkeyp
     try:
         assert deviation(speller, ids, wanted, temperature) > 1e-2
         with monkeypatch.context() as patch:
-            patch.setattr(verified.VerifiedForward, "_round", unverified(verified.VerifiedForward._round))
+            patch.setattr(verified.DecodingForward, "_round", unverified(verified.DecodingForward._round))
             assert deviation(speller, ids, wanted, temperature) < 1e-6
     finally:
         disable(speller)
@@ -404,7 +404,7 @@ def test_windows_and_other_caches_are_exact_and_say_why() -> None:
     wanted = generated(model, ids, 8)
     enable(model, tol=ROUGH, method="sparse", verify=16)
     told = assert_alike(generated(model, ids, 8), wanted)
-    assert told.undrafted == {"layer 0 forgets what is beyond its window, and could not take drafts back": 7}
+    assert told.undrafted == {"layer 0 has a sliding window, whose tokens move and cannot be taken back": 7}
     own = generated(model, ids, 8, past_key_values=DynamicCache(config=model.config))
     assert torch.equal(own.sequences, wanted.sequences)
 
@@ -538,7 +538,7 @@ def test_the_statement_is_printed_in_the_readers_words() -> None:
     told = Verification(1e-2, 100, 10, 96, 90, 2, {"the last tokens": 2}, 9.5e-3, 240, 0.27)
     assert str(told).splitlines() == [
         "100 tokens by exact attention, in 10 passes",
-        "96 drafted, 90 accepted (97.8%), 2 redrawn",
+        "96 drafted: 90 accepted and 2 redrawn (97.8% accepted), 4 not compared",
         "drafts read 27.0% of the tokens, within 9.5e-03 of exact attention in each layer (240 answers looked at; "
         "all keep 0.01)",
         "2 tokens without drafts: the last tokens",

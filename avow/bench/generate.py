@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,11 @@ from avow.extras import require
 
 require("transformers", "safetensors", purpose="for a whole model")
 
-TOL, DRAFTS = 1e-2, 16
+TOL, DRAFTS, SURE = 1e-2, 16, 0.999
 # How many queries of real heads are asked in turn.
 _QUERIES = 64
+# Tokens behind which all graphs of verified generation are captured: passes of 4 and of 8, and some of 16.
+_WARM = 6 * DRAFTS
 
 
 class Sizes(NamedTuple):
@@ -48,17 +51,17 @@ class Sizes(NamedTuple):
     @property
     def room(self) -> int:
         """For how many more tokens a static cache needs room, those before the clock starts included."""
-        return (self.rounds + 1) * self.calls + 64
+        return (self.rounds + 1) * self.calls + _WARM + 64
 
 
 # The shape of an 8B model; on a CPU a small one.
 FULL = {
     "cpu": Sizes((16384, 65536), 4, 512, 1536, 8192, 8, 2, 5, 2 * (DRAFTS + 1), torch.float32),
-    "cuda": Sizes((32768, 131072, 524288), 32, 4096, 14336, 128256, 32, 8, 9, 2 * (DRAFTS + 1)),
+    "cuda": Sizes((32768, 131072, 524288), 32, 4096, 14336, 128256, 32, 8, 5, 2 * DRAFTS),
 }
 QUICK = {
     "cpu": Sizes((4224,), 2, 256, 512, 512, 4, 2, 2, 2 * (DRAFTS + 1), torch.float32),
-    "cuda": Sizes((8192,), 4, 1024, 2048, 8192, 8, 2, 3, 2 * (DRAFTS + 1)),
+    "cuda": Sizes((8192,), 4, 1024, 2048, 8192, 8, 2, 3, 2 * DRAFTS),
 }
 
 
@@ -66,19 +69,24 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
     """Milliseconds of a token in every way, behind each text's heads at every length."""
     rows, failures = list[Row](), list[str]()
     model = _model(device, sizes)
+    bandwidth = Clock(device, sizes.rounds, sizes.calls).bandwidth() if device == "cuda" else None
     texts = {"sharp": None} if folder is None else cases.stored(folder)
     for n in sizes.lengths:
         for text, loads in texts.items():
             shape = cases.Sizes((n,), sizes.heads, sizes.groups, 0, 0, sizes.dtype, queries=_QUERIES)
             case = _sharp(device, shape, n) if loads is None else cases.real(device, shape, n, loads, text)
             tell(f"{text}, n = {n}")
-            found, faults = _measured(device, sizes, model, case)
+            found, faults = _measured(device, sizes, model, case, bandwidth)
             failures += [f"{text}, n = {n}: {fault}" for fault in faults]
             for row in found:
                 rows.append({"keys": text, "n": n, **row})
                 tell_row(rows[-1])
     about = f"{sizes.layers} layers, {sizes.heads}/{sizes.groups} heads of 128, {sizes.hidden} wide"
     remarks = ["ideal: matrix products and SDPA over buffers that do not move, on a GPU in one CUDA graph"]
+    if bandwidth is not None:
+        remarks.append(
+            f"of limit: the bytes that a way has to read, caches and weights, at {bandwidth / 1e12:.2f} TB/s"
+        )
     return [
         Result(
             f"generate: a token of a model of {about}, {str(sizes.dtype).removeprefix('torch.')}",
@@ -130,44 +138,98 @@ def _twin(model: Any) -> Any:
     return twin
 
 
-def _measured(device: str, sizes: Sizes, model: Any, case: Case) -> tuple[list[Row], list[str]]:
+def _measured(
+    device: str, sizes: Sizes, model: Any, case: Case, bandwidth: float | None
+) -> tuple[list[Row], list[str]]:
     """A row for every way; and what is wrong."""
-    from avow.integrations.transformers import CertifiedCache
-
     clock = Clock(device, sizes.rounds, sizes.calls)
     table = case.q * (case.scale * 128**0.5)  # the model's own scale is 1/sqrt(128)
     seconds: dict[str, float] = {}
-    told: dict[str, Any] = {}
+    facts: dict[str, _Facts] = {}
     with torch.no_grad(), _asking(table):
         # On a GPU a cache fills much of its memory: one after the other. On a CPU in turns, slowed alike if it is busy.
         made = ((name, attempted(name, make)) for name, make in _ways(device, sizes, model, case, table))
         if device == "cuda":
             for name, way in made:
                 if way is not None:
+                    if name.startswith("avow"):
+                        for _ in range(_WARM):
+                            way()
                     seconds[name] = clock.seconds(way, graph=name.startswith("ideal"))
-                    told[name] = getattr(way, "cache", None)
+                    facts[name] = _Facts.of(model, way, case.length)
                 del way
+                # What was compiled keeps the cache that it was compiled for.
+                torch.compiler.reset()
+                gc.collect()
                 torch.cuda.empty_cache()
         else:
             ways = {name: way for name, way in made if way is not None}
             for way in ways.values():
                 way()
             seconds = dict(zip(ways, clock.in_turns(*ways.values()), strict=True))
-            told = {name: way.cache for name, way in ways.items()}
+            facts = {name: _Facts.of(model, way, case.length) for name, way in ways.items()}
     ideal = min(x for name, x in seconds.items() if name.startswith("ideal"))
     theirs = min((x for name, x in seconds.items() if name.startswith("transformers")), default=float("nan"))
     rows: list[Row] = []
     failures: list[str] = []
     for name, taken in seconds.items():
+        own = facts[name]
         row: Row = {"way": name, "ms": 1e3 * taken, "tokens/s": 1 / taken, "times ideal": ideal / taken}
-        row |= {"times transformers": theirs / taken, "accepted": None, "read": None}
-        cache = told[name]
-        if isinstance(cache, CertifiedCache) and (made_of := cache.verification) is not None:
-            row |= {"accepted": made_of.acceptance, "read": made_of.read if made_of.looked else 1.0}
-            if not made_of.bound <= TOL:
-                failures.append(f"drafts within {made_of.bound:.1e}, beyond {TOL:g}")
+        row |= {"times transformers": theirs / taken, "accepted": own.accepted, "read": own.read}
+        if bandwidth is not None:
+            row |= {
+                "of limit": own.bytes / bandwidth / taken,
+                "KiB per token": own.held / 1024,
+                "by graphs": own.graphs,
+            }
+            if own.called:
+                failures.append(f"{name}: {own.called}")
         rows.append(row)
+        if own.bound is not None and not own.bound <= TOL:
+            failures.append(f"drafts within {own.bound:.1e}, beyond {TOL:g}")
     return rows, failures
+
+
+class _Facts(NamedTuple):
+    """What a way has to read for a token and holds of one, in bytes; of ours also what was drafted, read and proved."""
+
+    bytes: float
+    held: float
+    accepted: float | None = None
+    read: float | None = None
+    bound: float | None = None
+    graphs: float | None = None
+    """The share of calls that CUDA graphs ran, but for those of each graph's beginning."""
+    called: str = ""
+    """Why other calls ran layer by layer."""
+
+    @staticmethod
+    def of(model: Any, way: Any, tokens: int) -> _Facts:
+        from avow.integrations.transformers import CertifiedCache
+        from avow.integrations.transformers.graphs import FIRST
+
+        words = model.get_input_embeddings().weight
+        weights = sum(x.nbytes for x in model.parameters()) - words.nbytes
+        token = 2 * len(model.model.layers) * model.config.num_key_value_heads * 128 * words.element_size()
+        whole, cache = weights + tokens * token, way.cache
+        if not isinstance(cache, CertifiedCache):
+            return _Facts(whole, token)
+        caches = [layer.cache for layer in cache.layers]
+        overhead = caches[0].overhead
+        held = token * (1 + overhead)
+        made, steps = cache.verification, cache.steps
+        ran = {} if steps is None else {"graphs": steps.replayed / max(1, steps.replayed + sum(steps.called.values()))}
+        others = [] if steps is None else [why for why in steps.called if why != FIRST]
+        ran |= {"called": "; ".join(others)}
+        if made is None:
+            reports = [x for one in caches if (x := one.last_report) is not None]
+            read = float(torch.stack([x[4].mean() for x in reports]).mean()) if reports else 1.0
+            return _Facts(weights + tokens * token * min(1.0, read + overhead), held, None, read, **ran)
+        read = made.read if made.looked else 1.0
+        sparse = weights + tokens * token * min(1.0, read + overhead)
+        # Every draft is read by a sparse step, and once more by a pass of exact attention with all others.
+        each = (made.drafted * sparse + made.passes * whole) / max(1, made.tokens)
+        return _Facts(each, held, made.acceptance, read, made.bound, **ran)
 
 
 @contextlib.contextmanager
@@ -250,7 +312,7 @@ def _ways(device: str, sizes: Sizes, model: Any, case: Case, table: Tensor) -> I
     def certified(**more: Any) -> _Loop:
         twin = _twin(model)
         enable(twin, tol=TOL, **more)
-        return _Loop(twin, filled(CertifiedCache(twin.config)), case)
+        return _Loop(twin, filled(CertifiedCache(twin.config, capacity=case.length + sizes.room)), case)
 
     def static(compiled: bool) -> _Loop:
         twin = _twin(model)
@@ -267,4 +329,6 @@ def _ways(device: str, sizes: Sizes, model: Any, case: Case, table: Tensor) -> I
     if device == "cuda":
         yield "transformers, static cache, compiled", partial(static, True)
     yield f"avow, {TOL:g}", certified
+    if device == "cuda":
+        yield f"avow, {TOL:g} at {SURE:g}", partial(certified, confidence=SURE)
     yield f"avow, verified ({DRAFTS})", partial(certified, method="sparse", verify=DRAFTS)

@@ -58,6 +58,6 @@ def audit(
                 loaded.model(ids)
     if html:
         file_io.write(html, audit_page(report, loaded.name, ids.shape[1], command(), machine()))
-    parts = [columns(audit_table(report)), "", *report.remarks, "", bold(report.verdict)]
+    parts = [columns(audit_table(report, short=True)), "", *report.remarks, "", bold(report.verdict)]
     faults = [] if report.healthy else [report.verdict]
     present(as_json, report.plain(), *parts, written=written, reported=html is not None, faults=faults)

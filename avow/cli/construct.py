@@ -175,8 +175,9 @@ def robust_heads(
             raise ParameterError("gauss", repr(gauss), "must be a mean and a variance, without --scales", "try 1,1/2")
         law = constructions.GaussianLaw(*map(float, moments))
     if (keys is None) == (orthonormal is None):
-        value, remedy = "nothing" if keys is None else "both", "use one of --keys FILE, --orthonormal N"
-        raise ParameterError("keys", value, "must be given in one way", remedy)
+        both = keys is not None
+        value, rule = ("both", "must be given in one way") if both else ("(not given)", "must be given")
+        raise ParameterError("keys", value, rule, "use one of --keys FILE, --orthonormal N")
     given = parsing.keys_from(keys, orthonormal, None, None, 0)
     own = None if keys is None else given
     return constructions.robust_heads(len(given), eps, law, away=away, keys=own, noisy=noisy, other=other, dtype=kind)

@@ -94,7 +94,10 @@ def explained(error: Any) -> AvowError:
     match type(error).__name__:
         case "NoSuchOption":
             name, ctx = error.option_name, error.ctx
-            near = f"did you mean {error.possibilities[0]}?" if error.possibilities else remedy
+            possible = error.possibilities or ()
+            begun = [one for one in possible if one.startswith(name)]
+            likely = begun or difflib.get_close_matches(name, possible, 1, 0.7)
+            near = f"did you mean {likely[0]}?" if likely else remedy
             known = " ".join(filter(None, (_meant(name, ctx), _commands_with(name, ctx))))
             return ParameterError("option", name, f"is not known to {here}", known or _field_named(name, ctx) or near)
         case "BadOptionUsage":
@@ -103,7 +106,8 @@ def explained(error: Any) -> AvowError:
         case "MissingParameter":
             what = (getattr(error.param, "help", "") or "").partition(":")[0].rstrip(".")
             rule = f"must be given: {what[0].lower()}{what[1:]}" if what else "must be given"
-            return ParameterError(_name(error.param), "(not given)", rule, remedy)
+            typed = error.param.opts[0] if error.param.opts else _name(error.param)
+            return ParameterError(typed, "(not given)", rule, remedy)
         case "BadParameter" if hasattr(error.__cause__, "errors"):
             (first, *_) = error.__cause__.errors()
             rule = first["msg"].partition(",")[0]
@@ -117,6 +121,8 @@ def explained(error: Any) -> AvowError:
         remedy = f"did you mean {near}?" if near else f"known commands: {', '.join(known)}"
         return ParameterError("command", name, f"is not known to {here}", remedy)
     value = error.message.partition("(s) (")[2].rstrip(")") or repr(error.message)
+    if any(f"--{value}" in parameter.opts for parameter in (error.ctx.command.params if error.ctx else ())):
+        remedy = f"did you mean --{value}?"
     return ParameterError("arguments", value, f"are not accepted by {here}", remedy)
 
 

@@ -43,6 +43,7 @@ def lab(
     if export is not None:
         from avow.lab.export import export_lab
 
+        typer.echo("avow: computing the pages and their examples: a minute or two", err=True)
         count = export_lab(export)
         line = f"{count} files are in {export}; open {export / 'index.html'}, or put the folder on any host"
         typer.echo(json.dumps({"folder": str(export), "files": count}) if as_json else line)

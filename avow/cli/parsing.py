@@ -76,8 +76,9 @@ def keys_from(file: Path | None, orthonormal: int | None, random: int | None, di
     ways = {"--keys FILE": file, "--orthonormal N": orthonormal, "--random N": random}
     ways_used = [way for way, value in ways.items() if value is not None]
     if len(ways_used) != 1:
-        value = " and ".join(ways_used) or "nothing"
-        raise ParameterError("keys", value, "must be given in one way", f"use one of {', '.join(ways)}")
+        rule = "must be given in one way" if ways_used else "must be given"
+        value = " and ".join(ways_used) or "(not given)"
+        raise ParameterError("keys", value, rule, f"use one of {', '.join(ways)}")
     if file is not None:
         if dim is not None:
             raise ParameterError("dim", dim, "is for drawn keys, not for those of a file", "leave --dim out")

@@ -76,7 +76,8 @@ def plan_decode(
         drawn = workload(kind, heads or 32, min(tokens, _DRAWN), dim or 128, seed, key_heads=key_heads)
         load = drawn.to(device, number)
     if load is None and tol is not None:
-        raise ParameterError("tol", tol, "needs heads to find the share of", "add --input FILE or --kind averaging")
+        rule = "needs heads: which share of the tokens it lets a step read depends on them"
+        raise ParameterError("tol", tol, rule, "add --input FILE or --kind averaging, or give the share with --kept")
     # What no step would use is not looked for.
     useless = not_installed() if device == "cpu" else ""
     share = None if load is None or useless else _share(load, 1e-2 if tol is None else tol)

@@ -103,13 +103,15 @@ def verify(
     that was recomputed in float64 has a larger error than its certificate says.
     """
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
-    from avow.integrations.transformers.model_plan import read_plan
+    from avow.integrations.transformers.model_plan import check_places, read_plan
     from avow.integrations.transformers.model_plan import verify as compare
     from avow.report.charts import columns
     from avow.report.profile import verdict_line, verdict_table
     from avow.report.terminal import bold
 
     planned, words = read_plan(plan), read_text(text)
+    if tokens is not None:
+        check_places(tokens, places)  # before the model is loaded
     with use_threads(threads):
         loaded = load_model(model)
         verdict = compare(loaded.model, planned, tokens_of(loaded, words, tokens), places, generate)

@@ -134,24 +134,27 @@ def evaluate(
     """
     from avow import file_io
     from avow.report.knowledge import ModelAnswers, evaluation_lines, evaluation_page
-    from avow.training import checkpoint, load_model, majority, read_data, read_questions
+    from avow.training import Corpus, TrainConfig, checkpoint, load_model, majority, read_data, read_questions
     from avow.training import evaluate as evaluation_of
+    from avow.training.examples import rewritten
 
     if questions is not None and data:
         raise ParameterError("questions", questions, f"contradicts --data {' '.join(data)}", "give one of them")
     written = options.files(html := options.report_file(html))
     path = checkpoint.last_of(run)
     model, tokenizer = load_model(path)
-    sources = data or checkpoint.described(path)["facts"]["config"]["data"]["sources"]
+    config = TrainConfig.of(checkpoint.described(path)["facts"]["config"])
+    sources = data or list(config.data.sources)
+    try:
+        texts = read_data(sources)
+    except FileError:
+        if questions is None:
+            raise
+        texts = Corpus((), (), ())  # The data may have moved since; the questions are here.
     if questions is not None:
         given, where = read_questions(questions), str(questions)
-        try:
-            train = read_data(sources).train
-        except FileError:
-            train = ()  # The data may have moved since; the questions are here.
     else:
-        texts = read_data(sources)
-        given, train, where = texts.dev, texts.train, f"the dev questions of {', '.join(sources)}"
+        given, where = texts.dev, f"the dev questions of {', '.join(sources)}"
     if not given:
         if html is not None:
             raise ParameterError(
@@ -159,8 +162,8 @@ def evaluate(
             )
         _evaluate_text(path, model.to(place(device)), tokenizer, sources, whole=bool(data), as_json=as_json)
         return
-    evaluation = evaluation_of(model.to(place(device)), tokenizer, given)
-    answers = ModelAnswers(path, where, evaluation, majority(train, given) if train else None)
+    evaluation = evaluation_of(model.to(place(device)), tokenizer, given, rewritten(texts, config.mixture))
+    answers = ModelAnswers(path, where, evaluation, majority(texts.train, given) if texts.train else None)
     if html is not None:
         file_io.write(html, evaluation_page(answers, options.command()))
     options.present(as_json, answers.plain(), *evaluation_lines(answers), written=written)

@@ -74,14 +74,14 @@ _LOG = logging.getLogger(__name__)
 _EXACT = Exact()
 # Loading what was compiled before takes a second or two.
 _PATIENCE = 5.0
-_COMPILING = "compiling CPU decoding steps, once per machine and release: about half a minute"
+_COMPILING = "compiling CPU decoding steps, once per installation: about half a minute"
 # Types of tokens, as compiled code numbers them.
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Why compiled code gives a step up, by its `status`.
 _WHY_NOT = (
     "",
     "logits are too large for float32",
-    "float32 would take more than a tenth of the tolerance",
+    "rounding in float32 would take more than a tenth of the tolerance",
     "sums are not finite",
 )
 # Lengths of values for which float32 has room.

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from avow.core import Certificate, Cost, LazyCertificate, Problem, Sizes
+from avow.core import Certificate, Cost, LazyCertificate, Method, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.core.requirement import INDEPENDENT
 from avow.methods.exact import Exact
@@ -37,8 +37,6 @@ _DRAWABLE = 2**24
 # Of a tolerance these shares are aimed at by what is not read, and by draws; the rest is for rounding, and for guesses
 # that were off.
 _AIM, _AIM_OF_DRAWS = 0.6, 0.45
-# What exact steps without a tolerance are asked for: any bound that is finite.
-ANY = torch.finfo(torch.float32).max
 # Shorter heads are read in full without a look at the sketch.
 SHORTEST = 2**12
 # Steps that a cache keeps captured, each for other arguments.
@@ -60,8 +58,8 @@ class Asked(NamedTuple):
     """Whether the sketch is used whatever it saves."""
     window: int | None = None
     """How many tokens a query sees, if not all."""
-    exact: bool = False
-    """Whether all tokens are read."""
+    whole: str | None = None
+    """Why all tokens are read, if they are."""
 
     @property
     def drop(self) -> float:
@@ -144,11 +142,15 @@ class _Last:
 class KernelSteps:
     """Decoding steps by kernels, and what was learnt from them."""
 
-    _states: dict[tuple[bool, bool], Int32[Tensor, "4"]] = field(default_factory=dict, repr=False)
-    _reports: dict[tuple[int, ...], tuple[Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"]]] = field(
+    _states: dict[bool, Int32[Tensor, "4"]] = field(default_factory=dict, repr=False)
+    _reports: dict[tuple[int, ...], tuple[Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"] | None]] = field(
         default_factory=dict, repr=False
     )
-    """With histograms, by batch, heads and number of the queries; kept, since a captured graph writes to them."""
+    """With histograms, by batch, heads and number of the queries; kept, since a captured graph writes to them. Steps
+    that read all tokens have their own, and no histograms.
+    """
+    report: Float32[Tensor, "5 b h"] | None = field(default=None, repr=False)
+    """That of the last step: bounds are its first row, shares of tokens read the last."""
     _seed: Tensor | None = field(default=None, repr=False)
     _notice: _Notice | None = field(default=None, repr=False)
     _graphs: dict[Any, Replayed] = field(default_factory=dict, repr=False)
@@ -207,15 +209,17 @@ class KernelSteps:
         asked: Asked,
         generator: torch.Generator | None = None,
         sinks: Float[Tensor, "h"] | None = None,
+        direct: bool = False,
         hot: HotRows | None = None,
         offload: bool = False,
     ) -> tuple[Tensor, Certificate]:
-        """The answers to the last queries of each head, with their certificate."""
+        """The answers to the last queries of each head, with their certificate; `direct` captures no graph for them."""
         state, own, counts = self._written(q, asked)
+        self.report = own
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
         rows = q.detach().resolve_neg().contiguous()
-        if not q.is_cuda or capturing or generator is not None:
+        if not q.is_cuda or capturing or direct or generator is not None:
             out = _decode(rows, store, hot, asked, state, own, counts, seed, sinks)
         else:
             # What a graph reads stays where it was: sinks are known by their place and by how they lie there.
@@ -226,13 +230,18 @@ class KernelSteps:
                 self._graphs[key] = Replayed(lambda x: _decode(x, store, hot, asked, state, own, counts, seed, sinks))
             out = self._graphs[key](rows).clone()
         report = own if capturing else own.clone()
-        if not capturing and self._notice is None and self._steps >= self._next_notice:
+        if not (capturing or direct) and self._notice is None and self._steps >= self._next_notice:
             self._notice = self._sent(report, asked.tol)
             self._next_notice = self._steps + min(self._steps, _NOTICE)
         self._steps += 1
         reads = None if hot is None else hot.reads if capturing else hot.reads.clone()
         told = _Reported(report, reads, store, asked, tuple(q.shape), q.dtype, offload)
         return out, LazyCertificate.of(lambda: _fields(told), capturing)
+
+    def doubt(self) -> None:
+        """Take the last step for one with a bound above its tolerance."""
+        if self.report is not None:
+            self._notice = _Notice(torch.full_like(self.report[0], torch.inf), None, 1.0)
 
     def compiled_step(
         self,
@@ -256,20 +265,23 @@ class KernelSteps:
 
     def _written(
         self, q: Tensor, asked: Asked
-    ) -> tuple[Int32[Tensor, "4"], Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"]]:
+    ) -> tuple[Int32[Tensor, "4"] | None, Float32[Tensor, "5 b h"], Int32[Tensor, "bh circle"] | None]:
         """The state, the report and the histograms that steps of such queries write to."""
         from avow.kernels.finalize import blank_report
         from avow.kernels.pausing import blank_state
         from avow.kernels.planning import blank_counts
 
         b, h, n, _ = q.shape
-        kind = asked.always, asked.exact
-        if kind not in self._states:
-            shortest = 2**31 - 1 if asked.exact else 0 if asked.always else SHORTEST
-            self._states[kind] = blank_state(q.device, shortest, asked.always)
+        if asked.whole is not None:
+            if (b, h, n, 0) not in self._reports:
+                self._reports[b, h, n, 0] = blank_report(b, h * n, q.device), None
+            return None, *self._reports[b, h, n, 0]
+        if asked.always not in self._states:
+            shortest = 0 if asked.always else SHORTEST
+            self._states[asked.always] = blank_state(q.device, shortest, asked.always)
         if (b, h, n) not in self._reports:
             self._reports[b, h, n] = blank_report(b, h * n, q.device), blank_counts(b * h * n, q.device)
-        return self._states[kind], *self._reports[b, h, n]
+        return self._states[asked.always], *self._reports[b, h, n]
 
     def _sent(self, report: Tensor, tol: float) -> _Notice:
         """Bounds under way: a copy to memory that a GPU writes while the host goes on."""
@@ -298,17 +310,19 @@ def _decode(
     store: TokenStore,
     hot: HotRows | None,
     asked: Asked,
-    state: Tensor,
+    state: Tensor | None,
     report: Tensor,
-    counts: Tensor,
+    counts: Tensor | None,
     seed: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    from avow.kernels.operators import decode_step
+    from avow.kernels.operators import decode_step, exact_step
 
+    held = [x for x in store[: len(store) - 1] if x is not None]  # whose rows are hot is among those of `hot`
+    if state is None or counts is None:
+        return exact_step(q, held, report, sinks, asked.scale, asked.window)
     # What draws are aimed at follows from the limit, which single precision may round up.
     limits = asked.drop, asked.tol * (1 - 2.0**-20), asked.confidence, asked.scale
-    held = [x for x in store[: len(store) - 1] if x is not None]  # whose rows are hot is among those
     return decode_step(q, held, list(hot or ()), state, report, counts, seed, sinks, *limits, asked.window)
 
 
@@ -355,9 +369,12 @@ def _fields(told: _Reported) -> dict[str, Any]:
     # The longest value is at least `most`, and hardly longer.
     own = relative_errors(absolute_errors(rows, most * (1 + 2.0**-18)), floors)
     own = torch.where(rows < torch.inf, own, torch.inf)
-    method = Exact() if asked.exact else Sparse(bits=4, drop=asked.drop, chance=chance)
     read = float(share.mean())
     parted = f"{read:.1%} of the tokens were read in full, those that {'were drawn' if chance else 'may matter'}"
+    reason = parted if read < 1 else "all tokens were read: the sketch saved nothing"
+    method: Method = Sparse(bits=4, drop=asked.drop, chance=chance)
+    if asked.whole is not None:
+        method, reason = Exact(), asked.whole
     return {
         "method": method.name,
         "parameters": method.parameters,
@@ -371,7 +388,7 @@ def _fields(told: _Reported) -> dict[str, Any]:
         "coverage": 1.0,
         "rounding": True,
         "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
-        "reason": "" if asked.exact else parted if read < 1 else "all tokens were read: the sketch saved nothing",
+        "reason": reason,
         "cost": _cost(told, method.cost(Sizes(b, h, g, n, int(store.used.amax()), d, e, dtype))),
     }
 
@@ -386,7 +403,7 @@ def _cost(told: _Reported, cost: Cost) -> Cost:
     share = told.report[4].double().reshape(len(tokens), -1).amax(-1)
     listed = share * tokens
     near = torch.zeros_like(tokens)
-    if told.reads is not None:
+    if told.reads is not None and told.asked.whole is None:
         near, far = told.reads.double().sum(1).unbind(-1)
         # Heads that a list did not suffice for were read in full besides.
         listed = near + far + torch.where((share == 1) & (near + far < tokens), tokens, 0.0)

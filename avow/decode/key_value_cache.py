@@ -27,7 +27,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
-from avow.core import LazyCertificate, Method, Norms, Problem, check_tensor, has_tangents, with_reason
+from avow.core import LazyCertificate, Method, Norms, Problem, check_tensor, has_tangents
 from avow.core.certify import aimed_bound, answer_ratios, certify
 from avow.core.compose import compose
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
@@ -35,8 +35,8 @@ from avow.decode import cache_file
 from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
 from avow.decode.host_memory import host_of
-from avow.decode.kernel_steps import ANY, Asked, KernelSteps, unfit_rows
 from avow.decode.kernel_steps import SHORTEST as SHORTEST_FOR_KERNELS
+from avow.decode.kernel_steps import Asked, KernelSteps, unfit_rows
 from avow.decode.split_k_exact import SplitKExact, serves
 from avow.decode.token_buffers import LengthBounds, TokenBuffers, is_capturing, is_plain_call, norm_slack
 from avow.errors import (
@@ -53,6 +53,11 @@ from avow.methods import named_form
 from avow.methods.sparse import Sparse
 from avow.numerics.norms import check_range, row_norms
 from avow.numerics.sketch import GROUP
+
+# What kernels prove of exact attention in float32 at the usual sizes, and the tolerance that any finite bound keeps.
+_COARSE, _LARGEST = 1e-3, torch.finfo(torch.float32).max
+# Calls of a cache that are known by their arguments.
+_CALLS = 4
 
 # What `attend` is called with beside queries: tol, confidence, scale, generator, method and rtol.
 _Arguments = tuple[float | None, float | None, float | None, torch.Generator | None, str, float | None]
@@ -126,8 +131,8 @@ class KeyValueCache(TokenBuffers):
     def _steps(self) -> KernelSteps:
         return KernelSteps()
 
-    _asked_last: tuple[_Arguments, torch.Size, Asked] | None = None
-    """The arguments of the last call, if kernels answered it, the shape of its queries, and what they were asked."""
+    _asked_before: tuple[tuple[torch.Size, _Arguments, Asked], ...] = ()
+    """The last calls that kernels answered: the shape of queries, the arguments, and what kernels were asked."""
 
     def _bind(self) -> None:
         super()._bind()
@@ -284,6 +289,20 @@ class KeyValueCache(TokenBuffers):
         check_range(*norms.most, problem.scale)
         return attend_exact(problem.with_norms(norms), requirement)
 
+    @property
+    def last_report(self) -> Tensor | None:
+        """What the last step by kernels reports (`KernelSteps`), on the device; None if there was none."""
+        return None if self._unfit else self._steps.report
+
+    def doubt(self) -> None:
+        """Leave kernels out of the next step, since one that a CUDA graph repeated proved nothing.
+
+        Raises:
+            AvowError: tokens that were appended have no bound; this says why.
+        """
+        self._report_faults()
+        self._steps.doubt()
+
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
         """Keep the first tokens of each sequence; with 0 it begins again.
 
@@ -294,7 +313,8 @@ class KeyValueCache(TokenBuffers):
         Raises:
             ParameterError: the cache holds fewer tokens.
         """
-        self._asked_last = None  # a sequence may be empty now: the next call looks
+        if not isinstance(lengths, int) or lengths < GROUP:
+            self._asked_before = ()  # a sequence may have fewer tokens than queries now: the next call looks
         super().crop(lengths)
 
     def why_exact(self, tol: float | None, confidence: float | None, rtol: float | None, method: str) -> str:
@@ -317,6 +337,8 @@ class KeyValueCache(TokenBuffers):
     def _attend_within(self, call: _Call, aim: float | None) -> Attended:
         """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
         confidence, why = call.requirement.confidence, self._skip_reason(call.requirement, call.method)
+        if (aim is None or why) and self._kernels_read_all(call):
+            return self._by_kernel(call, None, why)
         if aim is not None and not why and not call.problem.empty:
             unfit = self._unfit
             if not unfit:
@@ -365,37 +387,56 @@ class KeyValueCache(TokenBuffers):
             return self._from_host(call, call.requirement, reason)
         return attend_exact(self._with_sinks(call).problem, call.requirement, reason)
 
-    def _by_kernel(self, call: _Call, aim: float) -> Attended:
-        """The answer by kernels, and what they were asked: the next call may be like this one."""
-        asked = Asked(aim, call.requirement.confidence, call.problem.scale, call.method == "sparse", self.window)
+    @property
+    def _repeats(self) -> bool:
+        """Whether calls are such as a CUDA graph repeats, to which nothing may depend on numbers of the device."""
+        return self.host_counts or is_capturing(self.device)
+
+    def _kernels_read_all(self, call: _Call) -> bool:
+        """Whether exact attention is left to kernels, which wait for nothing, and take lengths from the device."""
+        tol = math.inf if call.requirement.tol is None else call.requirement.tol
+        # In float32 PyTorch's own way is proved several times as tight, but it has to wait for the device.
+        wide = self.dtype == torch.float32
+        fits = self.offload or not wide or (tol >= _COARSE and self._repeats)
+        if self._unfit or not fits or call.requirement.rtol is not None or call.problem.empty:
+            return False
+        return not (self._found_ill() or self._steps.unfit(call.problem, tol, 1.0))
+
+    def _by_kernel(self, call: _Call, aim: float | None, why: str = "") -> Attended:
+        """The answer by kernels, within `aim`, or without one from all tokens, which `why` is a reason for."""
+        assert self._store is not None
+        if aim is None:
+            limit = _LARGEST if call.requirement.tol is None else call.requirement.tol
+            asked = Asked(limit, 1.0, call.problem.scale, False, self.window, why)
+        else:
+            asked = Asked(aim, call.requirement.confidence, call.problem.scale, call.method == "sparse", self.window)
         if self._checked is not None and call.requirement.rtol is None:
-            self._asked_last = self._checked, call.problem.q.shape, asked
+            # The next call may be like this one.
+            self._asked_before = (*self._asked_before[1 - _CALLS :], (call.problem.q.shape, self._checked, asked))
         return self._step(call.problem.q, asked, call.generator, call.sinks)
 
-    def _step(
-        self, q: Tensor, asked: Asked, generator: torch.Generator | None = None, sinks: Tensor | None = None
-    ) -> Attended:
+    def _step(self, q: Tensor, asked: Asked, generator: torch.Generator | None, sinks: Tensor | None) -> Attended:
         """The answer by kernels to what they are asked."""
         assert self._store is not None
-        return Attended(*self._steps.step(q, self._store, asked, generator, sinks, self._hot, self.offload))
+        more = self.host_counts, self._hot, self.offload
+        return Attended(*self._steps.step(q, self._store, asked, generator, sinks, *more))
 
     def _quick_by_kernel(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended | None:
         """The answer if kernels gave the last one and nothing but the numbers changed since; else None."""
-        last = self._asked_last
+        shape = q.shape if isinstance(q, Tensor) else None
+        before = (asked for known, past, asked in self._asked_before if known == shape and past == arguments)
+        asked = next(before, None)
         if (
-            last is None
-            or last[0] != arguments
-            or not isinstance(q, Tensor)
-            or q.shape != last[1]
+            asked is None
             or q.dtype != self.dtype
             or q.device != self.device
             or q.requires_grad
             or not is_plain_call()
-            or (not is_capturing(self.device) and self._steps.ill)
+            or (not self._repeats and self._steps.ill)
             or self._store is None
         ):
             return None
-        return self._step(q, last[2], sinks=sinks)
+        return self._step(q, asked, None, sinks)
 
     def _attend_compiled(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
         """The answer inside of `torch.compile`, and a certificate that tells of the last such step of this cache."""
@@ -417,7 +458,7 @@ class KeyValueCache(TokenBuffers):
 
     def _found_ill(self) -> str:
         """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""
-        if is_capturing(self.device) or not self._steps.found_ill():
+        if self._repeats or not self._steps.found_ill():
             return ""
         self._report_faults()
         return "the kernels proved less than the tolerance in the last step"
@@ -676,11 +717,9 @@ class KeyValueCache(TokenBuffers):
         """The answer from all tokens in host memory, each of which crosses the bus once: by kernels that read it where
         it is if the queries fit into one pass of theirs, else by exact attention to one key head after the other.
         """
-        p, tol = call.problem, ANY if requirement.tol is None else requirement.tol
-        unfit = self._unfit or self._found_ill() or self._steps.unfit(p, tol, 1.0)
-        if not unfit and requirement.rtol is None:
-            answer = self._step(p.q, Asked(tol, 1.0, p.scale, False, self.window, True), None, call.sinks)
-            return Attended(answer.out, with_reason(answer.certificate, reason)) if reason else answer
+        p = call.problem
+        if requirement.rtol is None and self._kernels_read_all(call._replace(requirement=requirement)):
+            return self._by_kernel(call, None, reason)
         return self._head_by_head(p.q, call.first, p.k.shape[2], p.scale, requirement, reason, sinks=call.sinks)
 
     def _head_by_head(

@@ -135,6 +135,10 @@ class TokenBuffers:
         """Whether a CUDA graph may append tokens that only the device counts."""
         self._uncounted = False
         """Whether the device alone knows how many tokens were appended; then the host has upper bounds."""
+        self.host_counts = False
+        """Whether calls are such as a CUDA graph repeats, and who replays it says how many tokens there are then
+        (`recount`). They capture no graphs of their own.
+        """
         self._counted = 0
         """How many tokens the longest sequence has."""
         self._counts: list[int] | None = None
@@ -157,6 +161,8 @@ class TokenBuffers:
         """How many of the groups held have a sketch."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
+        self.placement: object = None
+        """Another object whenever what kernels read and write has moved."""
         self._buffers = self._allocate(self._first_room)
         self._bind()
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
@@ -535,7 +541,7 @@ class TokenBuffers:
         k, v, count = k.detach().resolve_neg(), v.detach().resolve_neg(), k.shape[2]
         if count == 0:
             return
-        capturing = is_capturing(self.device)
+        capturing = is_capturing(self.device) and not self.host_counts
         usual = lengths is None and self._counts is None and not (capturing or self._replayed or self._uncounted)
         sized = count < GROUP or self._metric is not None
         if usual and sized and self._counted + count <= self._buffers["keys"].shape[2]:
@@ -543,7 +549,41 @@ class TokenBuffers:
         else:
             self._count(k, lengths, capturing)
         counts = self._on_device(lengths) if isinstance(lengths, list) else lengths
-        self._write_by_kernel(k, v, counts, capturing)
+        self._write_by_kernel(k, v, counts, capturing or self.host_counts)
+
+    def recount(self, tokens: int) -> None:
+        """Note how many tokens each sequence has after a CUDA graph was replayed that appended or cropped some.
+
+        Args:
+            tokens: how many; at least a group of 64, since a sketch is measured by the first.
+        """
+        self._set_counts([tokens] * self.batch)
+
+    def crop_on_device(self, lengths: Int[Tensor, "b"]) -> None:
+        """Have the device keep the first tokens of each sequence; the host is told by `recount`.
+
+        Args:
+            lengths: how many, on the device.
+        """
+        from avow.kernels.append_tokens import crop
+
+        assert self._store is not None
+        crop(self._store, lengths)
+
+    @property
+    def without_kernels(self) -> str:
+        """Why kernels do not keep and read these tokens; empty if they do."""
+        return self._unfit
+
+    @property
+    def counted_by_host(self) -> bool:
+        """Whether all sequences have one length, which the host knows."""
+        return not (self._sequences or self._replayed or self._uncounted) and self._counts is None
+
+    @property
+    def room(self) -> int:
+        """How many tokens fit where the buffers lie."""
+        return self._buffers["keys"].shape[2]
 
     def _count(self, k: Tensor, lengths: list[int] | Tensor | None, capturing: bool) -> None:
         """Make room for tokens that come, count them and measure the first."""
@@ -598,12 +638,12 @@ class TokenBuffers:
                 metric[i : i + 1].copy_(first.metric)
                 size[i : i + 1].copy_(first.size)
 
-    def _write_by_kernel(self, k: Tensor, v: Tensor, counts: Tensor | None, capturing: bool) -> None:
+    def _write_by_kernel(self, k: Tensor, v: Tensor, counts: Tensor | None, direct: bool) -> None:
         from avow.kernels.operators import append_tokens as append
 
         assert self._store is not None
         count, store = k.shape[2], self._stored
-        if capturing or count > 1 or not k.is_cuda:
+        if direct or count > 1 or not k.is_cuda:
             # A head's first group says how large its keys are, where nothing else did: it goes ahead of the others.
             ahead = GROUP if self._metric is None and count > GROUP else count
             if ahead < count:
@@ -622,6 +662,7 @@ class TokenBuffers:
     @torch.inference_mode(False)
     def _bind(self) -> None:
         """Have kernels write to the buffers as they are now, and to what is known of their tokens."""
+        self.placement = object()
         if self._unfit:
             return
         from avow.kernels.append_tokens import TokenStore

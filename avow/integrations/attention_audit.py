@@ -429,10 +429,16 @@ class AttentionAudit:
         """What the numbers mean, what could not be seen, and what watching cost."""
         allowed = "what rounding can do in the inputs' type" if self.tol is None else f"{self.tol:g}"
         share = f" ({self.seconds / self.total:.1%})" if self.total else ""
+        most = max((layer.rows for layer in self.layers.values()), default=0)
+        others = (
+            f"with probability {self.confidence:g}, at most {self.beyond:,} rows of a layer have larger errors than "
+            "its largest here."
+        )
+        if self.beyond >= most > 0:
+            others = f"too rarely to say anything about the others of a layer's {most:,} rows; a higher rate would."
         notes = [
             f"Errors are relative to the longest value that a row sees; allowed: {allowed}. An alarm is a proof.",
-            f"Each row was drawn with probability {self.rate:g} or more: with probability {self.confidence:g}, at most "
-            f"{self.beyond:,} rows of a layer have larger errors than its largest here.",
+            f"Each row was drawn with probability {self.rate:g} or more: {others}",
             f"Recomputing took {self.seconds:.2f} s of {self.total:.2f} s{share}.",
         ]
         notes += [
@@ -758,7 +764,7 @@ def _operator() -> Iterator[None]:
 @contextlib.contextmanager
 def _compiled() -> Iterator[None]:
     """Every entry of compiled code told to everybody who watches: what was traced before is not traced again."""
-    dynamo = importlib.import_module("torch._dynamo.eval_frame")
+    dynamo: Any = importlib.import_module("torch._dynamo.eval_frame")
     original = dynamo._callback_from_stance
 
     def entering(callback: Any) -> Any:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Float64, Int, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
+from avow.kernels.step_constants import StepShape
 from avow.kernels.tile_ops import HeadView, at_head, chained, follow, row_contiguous, rows_at, view
 from avow.numerics.sketch import GROUP
 
@@ -36,6 +36,8 @@ SURE = 1 - 2.0**-20
 _SURE = tl.constexpr(SURE)
 # Groups that one program writes after each other, if that is all there is to append.
 _ALONE = 2
+# Lengths that are compared at once where tokens go.
+_AT_ONCE = tl.constexpr(1024)
 
 
 class TokenStore(NamedTuple):
@@ -331,20 +333,46 @@ def append(
         _noted[(b * g,)](*told, G=g, PROGRAMS=more, num_warps=4, **chained(k.device))
 
 
+@triton.jit(do_not_specialize=["capacity"])
+def _cropped(store, lengths, capacity, G: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr):
+    """Has a head keep its first tokens; lengths are measured again only if one of those that go was an extreme."""
+    follow(EARLY)
+    head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, S.DP)
+    used = tl.load(store.used + head)
+    kept = tl.minimum(tl.maximum(tl.load(lengths + head // G), 0), used).to(tl.int32)
+    if kept == used:
+        return
+    norms, place = store.norms + head * capacity, tl.arange(0, _AT_ONCE)
+    shortest, longest = tl.load(store.extremes + head * 2), tl.load(store.extremes + head * 2 + 1)
+    least, most = tl.full((), float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    for begin in range(kept, used, _AT_ONCE):
+        gone = begin + place < used
+        least = tl.minimum(least, tl.min(tl.load(norms + begin + place, mask=gone, other=float("inf")), 0))
+        most = tl.maximum(most, tl.max(tl.load(norms + begin + place, mask=gone, other=0.0), 0))
+    if (least.to(tl.float64) <= shortest) | (most.to(tl.float64) >= longest):
+        least, most = tl.full((), float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+        for begin in range(0, kept, _AT_ONCE):
+            left = begin + place < kept
+            least = tl.minimum(least, tl.min(tl.load(norms + begin + place, mask=left, other=float("inf")), 0))
+            most = tl.maximum(most, tl.max(tl.load(norms + begin + place, mask=left, other=0.0), 0))
+        shortest, longest = least.to(tl.float64), most.to(tl.float64)
+        tl.store(store.extremes + head * 2, shortest)
+        tl.store(store.extremes + head * 2 + 1, longest)
+    flags = tl.where(kept == 0, 0, tl.load(store.flags + head))
+    tl.store(store.flags + head, flags)
+    tl.store(store.most + head, tl.where(flags == 0, (longest * _SURE).to(tl.float32), float("nan")))
+    tl.store(store.used + head, kept)
+    if kept == 0:
+        # Longer keys than those that are left bound these, too.
+        tl.store(store.longest + head, 0.0)
+    if kept < _GROUP:
+        # Without a whole group there is no sketch, and the next first group says how large keys are.
+        tl.store(store.size + head, 0.0)
+        tl.store(store.metric + head * S.D + channel, tl.full((S.DP,), 1.0, tl.float32), mask=channel < S.D)
+
+
 def crop(store: TokenStore, lengths: Int[Tensor, "b"]) -> None:
     """Has each sequence keep at most its first `lengths` tokens; one that keeps none begins again, without flags."""
-    heads = store.used.numel()
-    kept = lengths.clamp(min=0).repeat_interleave(heads // len(lengths))
-    used = torch.minimum(store.used, kept)
-    there = torch.arange(store.norms.shape[1], device=kept.device) < used.unsqueeze(-1)  # (bg, capacity)
-    shortest = torch.where(there, store.norms, torch.inf).amin(-1).double()
-    longest = torch.where(there, store.norms, 0.0).amax(-1).double()
-    store.used.copy_(used)
-    store.flags.masked_fill_(used == 0, 0)
-    store.extremes.copy_(torch.stack([shortest, longest], -1))
-    store.most.copy_(torch.where(store.flags == 0, longest * SURE, torch.nan))
-    # Longer keys than those that are left bound these, too.
-    store.longest.masked_fill_(used == 0, 0.0)
-    # Without a whole group there is no sketch, and the next first group says how large keys are.
-    store.size.masked_fill_(used < GROUP, 0.0)
-    store.metric.masked_fill_((used < GROUP).unsqueeze(-1), 1.0)
+    (heads, capacity), d = store.norms.shape, store.metric.shape[1]
+    inputs = store, lengths.contiguous(), capacity, heads // len(lengths), StepShape(1, D=d, DP=padded(d))
+    _cropped[(heads,)](*inputs, num_warps=4, **chained(store.used.device))

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Float32, Int32
 from torch import Tensor
 
 from avow.kernels.choice import Chosen, Draws
-from avow.kernels.pausing import first_seen
+from avow.kernels.pausing import Used, first_seen
 from avow.kernels.planning import CIRCLE
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
 from avow.kernels.sketch_pass import Terms
@@ -51,10 +51,12 @@ class Decoded(NamedTuple):
     out: Float[Tensor, "b h e"]
     report: Float32[Tensor, "5 b h"]
     """Bounds, lengths of answers, at most the longest values, hints for the next step, and shares of tokens read."""
-    within: Bool[Tensor, "b h"]
-    """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
-    kept: Int32[Tensor, "b g"]
-    """How many tokens of each key head were read."""
+    within: Bool[Tensor, "b h"] | None = None
+    """Whether unread tokens moved the row by no more than was allowed, unless all were read. Where not, compute it
+    exactly.
+    """
+    kept: Int32[Tensor, "b g"] | None = None
+    """How many tokens of each key head were read, if not all."""
 
     @property
     def bound(self) -> Float32[Tensor, "b h"]:
@@ -95,6 +97,13 @@ class Sinks(NamedTuple):
     """Rows that each query head has."""
 
 
+class Whole(NamedTuple):
+    """What a step that reads all tokens knows of them."""
+
+    lengths: Float[Tensor, "bg s"]
+    used: Used
+
+
 class BoundInputs(NamedTuple):
     """What bounds are made of: queries, lengths ν, at most those of the longest values, and what is rounded.
 
@@ -110,7 +119,7 @@ class BoundInputs(NamedTuple):
 
     @staticmethod
     def of(
-        q: Tensor, v: Tensor, nu: Tensor, most: Tensor, scale: float, terms: Terms, sinks: Sinks | None
+        q: Tensor, v: Tensor, nu: Tensor, most: Tensor, scale: float, terms: Terms | Whole, sinks: Sinks | None
     ) -> BoundInputs:
         """The same of a step, whose terms know the lengths of values."""
         alike = terms.used.queries is None and terms.used.window is None
@@ -291,6 +300,16 @@ def merge(row, rows, slots, parts, given, found, unread, used, S: tl.constexpr):
         tl.store(found.within + row, well.to(tl.int8))
 
 
+@triton.jit
+def without_tokens(row, rows, given, found, S: tl.constexpr):
+    """Zero, the answer to a row of a head without tokens."""
+    column = tl.arange(0, S.EP)
+    tl.store(found.out + row * S.E + column, filled(0.0, S.EP).to(found.out.dtype.element_ty), mask=column < S.E)
+    tl.store(found.report + row, 0.0)
+    tl.store(found.report + rows + row, 0.0)
+    tl.store(found.report + 2 * rows + row, tl.load(given.most + row // S.R))
+
+
 @triton.jit(do_not_specialize=["heads"])
 def _merged(parts, listed, given, found, unread, terms, heads, S: tl.constexpr, EARLY: tl.constexpr):
     """A row's answer, and its bound."""
@@ -315,12 +334,7 @@ def _merged(parts, listed, given, found, unread, terms, heads, S: tl.constexpr, 
     if whole > 0:
         merge(row, rows, slots, parts, given, found, unread, terms.used, S)
     else:
-        # Without tokens the answer is zero.
-        column = tl.arange(0, S.EP)
-        tl.store(found.out + row * S.E + column, filled(0.0, S.EP).to(found.out.dtype.element_ty), mask=column < S.E)
-        tl.store(found.report + row, 0.0)
-        tl.store(found.report + rows + row, 0.0)
-        tl.store(found.report + 2 * rows + row, tl.load(given.most + head))
+        without_tokens(row, rows, given, found, S)
         tl.store(found.within + row, 1)
 
 

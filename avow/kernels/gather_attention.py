@@ -18,7 +18,17 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen, Draws
-from avow.kernels.finalize import MERGING_WARPS, BoundInputs, Decoded, Sinks, Unread, merge, merging_shape
+from avow.kernels.finalize import (
+    MERGING_WARPS,
+    BoundInputs,
+    Decoded,
+    Sinks,
+    Unread,
+    Whole,
+    merge,
+    merging_shape,
+    without_tokens,
+)
 from avow.kernels.hot_rows import HotRows, Places, bring_in, place_of, sought
 from avow.kernels.pausing import Used, first_seen, read_in_order, settle, worthwhile
 from avow.kernels.sample_bounds import ABOVE, BELOW
@@ -263,14 +273,15 @@ def _attended(inputs, chosen, used, parts, heads, spans, room, S: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["heads"])
 def _read_again(inputs, parts, found, terms, worthwhile, heads, S: tl.constexpr, EARLY: tl.constexpr):
-    """One share of all tokens of heads with a row that is not within what was allowed.
+    """One share of all tokens of heads with a row that is not within what was allowed, or of all heads.
 
-    Answers are known by now: the first program says whether the next steps look at the sketch.
+    Where there were answers before, the first program says whether the next steps look at the sketch.
     """
     follow(EARLY)
     program = tl.program_id(0)
-    if program == 0:
-        settle(terms.used, found, heads, worthwhile, S)
+    if worthwhile is not None:
+        if program == 0:
+            settle(terms.used, found, heads, worthwhile, S)
     lists = shares(tiles_again(found.within, terms.used, heads, S), S)
     begin, stop, first, beyond = share_of(program, lists)
     for head in range(first, beyond):
@@ -287,6 +298,8 @@ def _merged_again(parts, given, found, unread, terms, heads, S: tl.constexpr, EA
     if slots[1] > slots[0]:
         tl.store(found.report + 4 * rows + row, 1.0)
         merge(row, rows, slots, parts, given, found, unread, terms.used, S)
+    elif found.within is None:
+        without_tokens(row, rows, given, found, S)
 
 
 def attended(
@@ -329,10 +342,42 @@ def read_again(
 
     `within` stays as it was: it tells what the answers were that had to be replaced.
     """
-    given = BoundInputs.of(q, v, most, most, scale, terms, sinks)
+    assert found.within is not None
     found = found._replace(within=found.within.view(torch.int8))
+    _read_all(q, k, v, terms, most, scale, found, sinks, worthwhile(q.shape[1] // k.shape[1]))
+
+
+def read_whole(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Float32[Tensor, "b g s"],
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    used: Used,
+    report: Float32[Tensor, "5 b h"],
+    sinks: Sinks | None = None,
+) -> Tensor:
+    """Attention over all tokens in use, of which the device alone knows how many there are; `report` tells of it."""
+    found = Decoded(q.new_empty(*q.shape[:2], v.shape[3]), report)
+    _read_all(q, k, v, Whole(by_head(lengths, "lengths").base, used), most, scale, found, sinks, None)
+    return found.out
+
+
+def _read_all(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms | Whole,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+    sinks: Sinks | None,
+    share: float | None,
+) -> None:
+    given = BoundInputs.of(q, v, most, most, scale, terms, sinks)
     shape, parts, heads = list_shape(q, v), blank_parts(q, v), most.numel()
-    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, worthwhile(shape.R), heads
+    inputs = _Inputs.of(q, k, v, scale), parts, found, terms, share, heads
     _read_again[(shape.PROGRAMS,)](*inputs, S=shape, num_warps=warps_of(shape.R), num_stages=3, **chained(q.device))
     # One program for each row: all rows of a head in turn took several times as long as reading it.
     shape, outputs = merging_shape(shape), (parts, given, found, Unread(), terms, heads)

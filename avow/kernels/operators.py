@@ -1,7 +1,8 @@
-"""Decoding by kernels as two operators of torch: `torch.compile` and `torch.export` see a step as two nodes.
+"""Decoding by kernels as operators of torch: `torch.compile` and `torch.export` see a step as two nodes.
 
 `torch.ops.avow.append_tokens` writes tokens behind the others of a store, `torch.ops.avow.decode_step` answers the last
-queries. A store is the tensors of `avow.kernels.append_tokens.TokenStore`, in their order.
+queries, and `torch.ops.avow.exact_step` does so from all tokens. A store is the tensors of
+`avow.kernels.append_tokens.TokenStore`, in their order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from avow.kernels.append_tokens import TokenStore, append
+from avow.kernels.finalize import Sinks
+from avow.kernels.gather_attention import read_whole
 from avow.kernels.hot_rows import HotRows
 from avow.kernels.pausing import Used
 from avow.kernels.sparse_decode import Lengths, decode
@@ -30,6 +33,24 @@ def append_tokens(k: Tensor, v: Tensor, store: Sequence[Tensor], counts: Tensor 
 @append_tokens.register_fake
 def _(*given: object, **named: object) -> None:
     return None
+
+
+@torch.library.custom_op("avow::exact_step", mutates_args=("report",))
+def exact_step(
+    q: Tensor, store: Sequence[Tensor], report: Tensor, sinks: Tensor | None, scale: float, window: int | None
+) -> Tensor:
+    """The answers (b, h, n, e) to the last n queries, q (b, h, n, d), from all tokens that the device counts."""
+    known, (b, h, n, d) = TokenStore(*store), q.shape
+    k, v, norms, most = (x.unflatten(0, (b, -1)) for x in (known.k, known.v, known.norms, known.most))
+    used = Used(known.used, None, None if n == 1 else n, window)
+    own = None if sinks is None else Sinks(sinks.resolve_neg().float().contiguous(), h, n)
+    rows = q.resolve_neg().contiguous().view(b, h * n, d)
+    return read_whole(rows, k, v, norms, most, scale, used, report, own).view(b, h, n, -1)
+
+
+@exact_step.register_fake
+def _(q: Tensor, store: Sequence[Tensor], *rest: object, **named: object) -> Tensor:
+    return q.new_empty(*q.shape[:3], store[1].shape[-1])
 
 
 @torch.library.custom_op("avow::decode_step", mutates_args=("state", "report", "counts", "seed", "hot"))

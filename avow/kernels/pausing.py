@@ -32,7 +32,8 @@ class Used(NamedTuple):
     """How many tokens each key head has, the rest being room for others; and the state of a cache's steps."""
 
     tokens: Int32[Tensor, "bg"]
-    state: Int32[Tensor, "4"]
+    state: Int32[Tensor, "4"] | None
+    """None where all tokens are read, whatever the steps before found."""
     queries: int | None = None
     """How many of the last tokens ask, if not one alone: their rows stand side by side, and see the tokens up to each
     one's own.

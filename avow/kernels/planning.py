@@ -34,6 +34,10 @@ _ORIGIN, _BEYOND = tl.constexpr(ORIGIN), tl.constexpr(BEYOND)
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off. For many rows
 # counting takes longer than a smaller sample costs.
 _ENOUGH, _LEAST_ENOUGH, _FEW = 2**13, 2**12, 64
+# One of 16 groups is counted at least (the logarithm), which takes about a hundredth of looking at all: a sample that
+# misleads has whole heads read.
+RAREST = 4
+_RAREST = tl.constexpr(RAREST)
 # What only plans rest on: how long values are, as a share of the longest; and what the sketch pass took off the
 # expected mass in doubt comes back as far as intervals are wide, up to this factor.
 _USUAL, _DOUBTED = tl.constexpr(0.8), tl.constexpr(1.15)
@@ -49,7 +53,7 @@ _ROOM = 8.0
 def sampled_in(c, ENOUGH: tl.constexpr):
     """Of how many of c groups one is counted: the logarithm of a power of two."""
     many = tl.maximum(1, c * _GROUP // ENOUGH).to(tl.float32)
-    return (many.to(tl.int32, bitcast=True) >> 23) - 127
+    return tl.minimum((many.to(tl.int32, bitcast=True) >> 23) - 127, _RAREST)
 
 
 @triton.jit

@@ -131,8 +131,8 @@ def _length_of(most, hint, head, least, RP: tl.constexpr, R: tl.constexpr):
 def _queries(q, sketch, numbers, terms, head, row, groups, room, S: tl.constexpr, STRIDE: tl.constexpr):
     """What queries are multiplied by, what makes steps of products, and what widens intervals, of some rows.
 
-    Their products with the zeros of a program's groups are written to `terms.shift`: of the first group, a number of
-    others less, and so on until the last.
+    Their products with the zeros of a program's groups are written to `terms.shift`; `groups` are the first of these,
+    the step from one turn to the next, and where all end.
     """
     # The numbers of bfloat16 that a query's digits fill.
     TWO: tl.constexpr = q.dtype.element_ty == tl.float16

@@ -55,12 +55,15 @@ def tiles_listed(found, heads, spans, S: tl.constexpr):
 
 @triton.jit
 def tiles_again(within, used, heads, S: tl.constexpr):
-    """The same where heads with a row that is not within what was allowed list all tokens, and the others none."""
+    """The same where heads list all tokens: those with a row that is not `within` what was allowed, or all."""
     head, row = tl.arange(0, S.HEADS), tl.arange(0, S.RP)
     s = tl.load(used.tokens + head, mask=head < heads, other=0)
-    there = (head < heads)[:, None] & (row < S.R)[None, :]
-    well = tl.min(tl.load(within + head[:, None] * S.R + row[None, :], mask=there, other=1), 1)
-    return tl.where(well == 0, tl.cdiv(s - first_seen(s, used), _TILE), 0)
+    tiles = tl.cdiv(s - first_seen(s, used), _TILE)
+    if within is not None:
+        there = (head < heads)[:, None] & (row < S.R)[None, :]
+        well = tl.min(tl.load(within + head[:, None] * S.R + row[None, :], mask=there, other=1), 1)
+        tiles = tl.where(well == 0, tiles, 0)
+    return tiles
 
 
 @triton.jit

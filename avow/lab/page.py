@@ -184,6 +184,8 @@ class Page:
     verdict: Callable[..., Answer] | None = None
     presets: Presets = field(default_factory=dict)
     seconds: float = 20.0
+    # A preview that does not come at once is of no use; a page that loads much before its first one may take longer.
+    preview_seconds: float = 5.0
     # What a copy of the page without a server shows: the answer is embedded in it. Without this it shows its examples.
     static: Callable[[], Answer] | None = None
     # What else the page computes, by the last part of its address; in a process that keeps what it has loaded.

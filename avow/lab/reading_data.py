@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avow.integrations.transformers.reading import METHODS, STOPS, Next, Reading, Row
+from avow.integrations.transformers.reading import METHODS, STOPS, Next, Reading, Row, whole_words
 
 FORMAT = "avow reading 1"
 # Codes of weights: below about 1% nothing is told, and from 5% on steps are of 1%.
 WEIGHTS = (0.0, 2**-6, 2**-5, *(i / 100 for i in range(5, 101)))
 # Codes of bounds and errors: 255 is 1, and a step is a 32nd of a decade; 0 is below all of them.
 _STEPS, _ONE = 32, 255
+# Next words that are kept of a text without one of its words.
+_WITHOUT = 5
 _SAYS = {
     "exact": "in float32, rounding included",
     "low_rank": "from 64 landmarks among the keys",
@@ -47,8 +49,13 @@ def plain_reading(reading: Reading, **more: str) -> dict[str, Any]:
         "stops": list(STOPS),
         "rows": [row.position for row in reading.rows],
         "kinds": list(reading.kinds),
-        "next": [{"exact": _next(row.exact), "stops": [_next(one) for one in row.approximate]} for row in reading.rows],
+        "next": [
+            {"exact": next_words(row.exact), "stops": [next_words(one) for one in row.approximate]}
+            for row in reading.rows
+        ],
         "read": [[round(share, 4) for share in row.read] for row in reading.rows],
+        "starts": [word.start for word in whole_words(reading.words)],
+        "without": [[next_words(one)[:_WITHOUT] for one in row.without] for row in reading.rows],
         "methods": names,
         "says": {name: _SAYS[name] for name in names},
         "weights": [round(weight, 5) for weight in WEIGHTS],
@@ -56,7 +63,8 @@ def plain_reading(reading: Reading, **more: str) -> dict[str, Any]:
     }
 
 
-def _next(words: Next) -> list[list[Any]]:
+def next_words(words: Next) -> list[list[Any]]:
+    """Next words with their probabilities in four digits."""
     return [[word, float(f"{p:.4g}")] for word, p in words]
 
 

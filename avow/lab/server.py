@@ -26,8 +26,6 @@ from avow.lab.uploads import FileStore
 
 _HOST = "127.0.0.1"
 _BODY_BYTES = 1 << 16
-# A preview that does not come at once is of no use.
-_PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
 # Shared addresses open again if the lab is always found at one port.
 USUAL_PORT = 8642
@@ -144,7 +142,7 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
 
         for address in {f"/{page.name}", *(place.address for place in row(package)[:1] if place.name == page.name)}:
             app.get(address, response_class=HTMLResponse)(show)
-        _add_computation(app, page, "preview", previews, min(page.seconds, _PREVIEW_SECONDS), files)
+        _add_computation(app, page, "preview", previews, min(page.seconds, page.preview_seconds), files)
         if page.verdict is not None:
             _add_computation(app, page, "verdict", proofs, page.seconds, files)
         for name in page.calls:

@@ -426,6 +426,8 @@ def _check_settings(method: str | Method, settings: Mapping[str, Any]) -> None:
         remedy = f"known parameters: {', '.join(known) or 'none'}"
         if name in _LIMITS:
             remedy = f"give it to certified: attention.certified(x, {name}={value_text(value)})"
+        if name == "batch_first":
+            remedy = "leave it out: batches come first"
         raise ParameterError(name, value_text(value), rule, suggestion(name, [*own, *known], remedy))
 
 

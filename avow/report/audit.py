@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from avow.core.chart import Chart, Table
 from avow.integrations.attention_audit import CACHE, AttentionAudit, LayerAudit
 from avow.report.formatting import error
@@ -29,22 +31,23 @@ def audit_page(report: AttentionAudit, model: str, tokens: int, command: str, ma
     )
 
 
-def audit_table(report: AttentionAudit) -> Table:
-    """A row for each layer."""
+def audit_table(report: AttentionAudit, short: bool = False) -> Table:
+    """A row for each layer; if `short`, what is the same in the names of all layers stands in the title alone."""
     headings = (
         "layer",
         "computed by",
         "calls",
         "rows",
-        "recomputed",
-        "largest error",
-        "of the answer",
+        "drawn",
+        "largest\nerror",
+        "of the\nanswer",
         "allowed",
         "alarms",
     )
+    before, after = _shared(list(report.layers)) if short else ("", "")
     rows = [
         (
-            x.name,
+            _without(before, after, x.name),
             x.kernel,
             x.calls,
             x.rows,
@@ -56,7 +59,29 @@ def audit_table(report: AttentionAudit) -> Table:
         )
         for x in report.layers.values()
     ]
-    return Table("Layers", headings, rows)
+    return Table(f"Layers {before}*{after}" if before + after else "Layers", headings, rows)
+
+
+def _without(before: str, after: str, name: str) -> str:
+    """The name of a layer or of its cache, without what all layers' names begin and end with."""
+    layer = name.removesuffix(CACHE)
+    return layer.removeprefix(before).removesuffix(after) + name[len(layer) :]
+
+
+def _shared(names: list[str]) -> tuple[str, str]:
+    """What the names of several layers begin and end with, in whole parts between dots, such as `model.layers.`."""
+    layers = {name.removesuffix(CACHE) for name in names}
+    before = "".join(f"{part}." for part in _same([name.split(".") for name in layers]))
+    after = "".join(f".{part}" for part in reversed(_same([name.split(".")[::-1] for name in layers])))
+    distinct = len(layers) > 1 and all(len(name) > len(before) + len(after) for name in layers)
+    return (before, after) if distinct else ("", "")
+
+
+def _same(rows: list[list[str]]) -> list[str]:
+    """The entries with which all rows begin."""
+    return [
+        entries[0] for entries in itertools.takewhile(lambda entries: len(set(entries)) == 1, zip(*rows, strict=False))
+    ]
 
 
 def allowed(layer: LayerAudit) -> float | None:

@@ -17,6 +17,7 @@ from avow.report.terminal import Columns
 from avow.theory.claims.claim import Claim, Finding, Verdict
 
 if TYPE_CHECKING:
+    from avow.theory.claims.formal import Statement
     from avow.theory.claims.grading import Grade, Question
 
 VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
@@ -144,21 +145,22 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
     recorded = "" if finding.as_recorded else f", recorded as {claim.expected}"
     yield Text.assemble((claim.id, "bold"), f" ({claim.topic}): ", _coloured(finding.verdict), recorded)
     yield _indented(claim.plain)
-    yield _indented(claim.statement, "dim")
+    yield _indented(_formula(claim.as_stated() if claim.formal else None) or claim.statement, "dim")
     if claim.amended:
         yield Text("\nwhat is true instead", "bold")
         if claim.amended_plain:
             yield _indented(claim.amended_plain)
-        yield _indented(claim.amended, "dim")
+        yield _indented(_formula(claim.as_amended()) or claim.amended, "dim")
     yield from _section("symbols", [f"{name}: {words}" for name, words in claim.symbols.items()])
     yield from _section("assumes", claim.assumptions)
     steps: list[RenderableType] = []
     for step in finding.evidence:
         about = "" if step.coverage == "for all" else f" ({step.coverage})"
         steps.append(Text(f"{step.kind}{about}{', of what is true instead' if step.amended else ''}: {step.says}"))
-        if step.facts:
-            facts = (f"{name} = {formatting.number(fact)}" for name, fact in step.facts.items())
-            steps.append(_indented("; ".join(facts), "dim"))
+        # The formula is what the step says, in LaTeX; a step may rest on nothing.
+        facts = {k: formatting.number(fact) for k, fact in step.facts.items() if k != "formula"}
+        if shown := [f"{name} = {fact}" for name, fact in facts.items() if fact]:
+            steps.append(_indented("; ".join(shown), "dim"))
     yield from _section("evidence", steps)
     if finding.trouble:
         yield _indented(finding.trouble, "red")
@@ -170,6 +172,13 @@ def explanation(finding: Finding) -> Iterator[RenderableType]:
     yield from _section("machine-checked", [claim.coq] if claim.coq else [])
     yield from _section("used by", claim.used_by)
     yield from _section("rests on", claim.needs)
+
+
+def _formula(statement: Statement | None) -> str:
+    """The conclusion of a formal statement for a terminal; its hypotheses and abbreviations stand below it."""
+    from avow.theory.claims.formal import text
+
+    return "" if statement is None else "; ".join(map(text, statement.then.values()))
 
 
 def _section(title: str, lines: Sequence[str | RenderableType]) -> Iterator[RenderableType]:

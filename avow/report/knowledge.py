@@ -17,11 +17,9 @@ from avow.report.charts import Axis, Plot, Trace, figure, line_mode
 from avow.report.style import FRONTIER, LOOKS, Look
 from avow.report.terminal import Columns
 from avow.training import Evaluation, Outcome, corpus_of
-from avow.training.evaluation import mean_confidence
+from avow.training.evaluation import COVERAGES, mean_confidence
 from avow.training.knowledge import NOT_READ, Experiment, outcomes_by_kind
 
-# Shares of the questions that a model may choose to answer.
-COVERAGES = (0.25, 0.5, 0.75, 1.0)
 # Answers of each kind that a terminal and a page show.
 _SHOWN, _SHOWN_ON_PAGE = 4, 5
 
@@ -64,7 +62,6 @@ class ModelAnswers:
             "questions": self.questions,
             **self.evaluation.plain(),
             "mean_confidence": self.confidence,
-            "coverage": [[coverage, self.evaluation.accuracy_at(coverage)] for coverage in COVERAGES],
             "majority": None if self.majority is None else self.majority.plain(),
         }
 
@@ -82,6 +79,9 @@ def evaluation_lines(answers: ModelAnswers) -> Iterator[RenderableType]:
     rows = [(f"{coverage:.0%}", f"{answers.evaluation.accuracy_at(coverage):.1%}") for coverage in COVERAGES]
     yield Columns("lr", ("answered, surest first", "right"), rows)
     yield Text(f"mean confidence {answers.confidence:.1%}")
+    if recited := recitation_table(answers.evaluation):
+        yield Text("")
+        yield Columns("lrrrr", recited.headings, [[str(cell) for cell in row] for row in recited.rows])
     for right in (True, False):
         outcomes = [outcome for outcome in answers.surest if outcome.right == right]
         if not outcomes:
@@ -94,6 +94,18 @@ def evaluation_lines(answers: ModelAnswers) -> Iterator[RenderableType]:
             yield Columns("wwwr", ("wrong", "answer", "expected", "confidence"), cells)
         if len(outcomes) > _SHOWN:
             yield Text(f"and {len(outcomes) - _SHOWN:,} more", style="dim")
+
+
+def recitation_table(evaluation: Evaluation) -> Table | None:
+    """Which answers the model writes after the text's own words and after the question; None if no text was given."""
+    if all(outcome.recited is None for outcome in evaluation.outcomes):
+        return None
+    rows = []
+    for row in evaluation.recitation():
+        loss, sure = row["loss"], row["confidence_of_wrong"]
+        figures = ("" if loss is None else f"{loss:.2f}", row["wrong"], "" if sure is None else f"{sure:.1%}")
+        rows.append((row["kind"], row["questions"], *figures))
+    return Table("", ("answer", "asked", "nats a token", "wrong", "confidence of these"), rows)
 
 
 def evaluation_page(answers: ModelAnswers, command: str) -> str:
@@ -109,6 +121,7 @@ def evaluation_page(answers: ModelAnswers, command: str) -> str:
         headline=answers.headline,
         answers=answers,
         charts=shown,
+        recited=recitation_table(answers.evaluation),
         table=Table("", ("question", "answer", "expected", "right", "confidence"), rows),
         command=command,
     )
@@ -270,6 +283,7 @@ def _answers(experiment: Experiment) -> Iterator[dict[str, Any]]:
             "asked": evaluation.asked,
             "open": row in (experiment.best, experiment.not_read),
             "row": [row.label, *counts],
+            "recited": recitation_table(evaluation),
             "groups": groups,
         }
 

@@ -84,7 +84,8 @@ def kinds_table(profile: Profile) -> Table:
         own = [(*head.figures.tokens, head.figures.entropy) for head in profile.heads if head.figures.kind == kind]
         medians = [statistics.median(column) for column in zip(*own, strict=True)] if own else [None] * 4
         rows.append((kind, len(own), *medians))
-    return Table("Kinds of heads", ("kind", "heads", "90%", "99%", "99.9%", "entropy"), rows)
+    title = "Kinds of heads, and in how many tokens they have 90%, 99% and 99.9% of the weight"
+    return Table(title, ("kind", "heads", "90%", "99%", "99.9%", "entropy"), rows)
 
 
 def heads_table(profile: Profile) -> Table:

@@ -24,7 +24,7 @@ def ranks_table(offers: list[Offer], sizes: Sizes, ranks: int, link: Interconnec
         rule = "never" if offer.from_ranks is None else f"{offer.from_ranks}{'!' if _held_back(offer) else ''}"
         sent = formatting.size(offer.traffic.sent)
         rows.append([name, *map(str, offer.sharding), *_times(offer.time), sent, rule])
-    headings = ("way", "over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule")
+    headings = ("strategy", "over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule")
     notes = [
         "sent: bytes of one rank a call; links rule: from so many ranks on they take longer than computing (! now)",
         "* a mechanism of its own, no approximation of softmax attention",

@@ -24,7 +24,7 @@ SOURCES = Path(__file__).parents[2] / "proofs"
 
 # What a claim states and its theorem does not, where the two were read side by side.
 NOT_IN_THEOREM = {
-    "average-two": "the exact weight",
+    "average-two": "the exact weight and length",
     "dropped-mass": "that the bound is reached",
     "ema-bias": "that the share lies between 0 and 1",
     "heads-discrete": "how far head 1 falls beyond n = 1/ε",

@@ -13,6 +13,7 @@ more steps.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -373,10 +374,14 @@ def check_longer(steps: int, before: int, path: Path) -> None:
 
 
 def differences(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any, Any]]:
-    """Where a configuration would learn something else: section, field, the value before and the value now."""
+    """Where a configuration would learn something else: section, field, the value before and the value now.
+
+    A run of an earlier version knew nothing of later fields, whose defaults change nothing.
+    """
     return [
-        (section, name, trained.get(section, {}).get(name), value)
+        (section, field.name, before, value)
         for section, fields in config.plain().items()
-        for name, value in fields.items()
-        if trained.get(section, {}).get(name) != value and not (section == "run" and name in FREE)
+        for field in dataclasses.fields(getattr(config, section))
+        if (value := fields[field.name]) != (before := trained.get(section, {}).get(field.name, field.default))
+        and not (section == "run" and field.name in FREE)
     ]

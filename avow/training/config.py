@@ -77,6 +77,7 @@ class OptimizerConfig:
     beta2: float = param(0.95, share, "decay of the mean square")
     weight_decay: float = param(0.1, at_least(0), "weight decay, of matrices alone")
     clip: float = param(1.0, positive, "the longest gradient; inf never clips")
+    average: float = param(0.0, share, "decay of an average of the weights that the run ends with; 0 for none")
 
 
 @dataclass(frozen=True)
@@ -160,17 +161,29 @@ class TrainConfig:
         if not any(self.mixture.weights.values()):
             rule = "leaves nothing to read, as language, spans and cloze do"
             yield "mixture: questions", 0, rule, "give one of them a weight of 1 or more"
+        weights = self.mixture.weights
         # Settings of a kind of example that is not read would have no effect, silently.
-        needs = {"after_name": "spans", "window": "cloze", "bare": "cloze"}
+        clozes = ("cloze", "facts", "reverse")
+        needs = {"after_name": ("spans",), "window": clozes, "bare": clozes, "phrasings": clozes[1:]}
         for parameter in parameters_of(Recipe):
-            name, value, kind = parameter.name, getattr(self.mixture, parameter.name), needs.get(parameter.name)
+            name, value, kinds = parameter.name, getattr(self.mixture, parameter.name), needs.get(parameter.name)
             if value == parameter.default:
                 continue
             if self.data.task != "mixture":
                 rule = f"has no effect with data.task={self.data.task}"
                 yield f"mixture: {name}", value, rule, "use data.task=mixture or leave it out"
-            if kind is not None and not self.mixture.weights[kind]:
-                yield f"mixture: {name}", value, f"contradicts mixture.{kind}=0", f"leave it out or use {kind}>=1"
+            if kinds is not None and not any(weights[kind] for kind in kinds):
+                yield (
+                    f"mixture: {name}",
+                    value,
+                    f"contradicts mixture.{kinds[0]}=0",
+                    f"leave it out or use {kinds[0]}>=1",
+                )
+        # A fact, and a text in another order, would be read of texts that are held out.
+        for name in ("facts", "reverse", "permuted"):
+            if (value := getattr(self.mixture, name)) and self.data.held_out:
+                rule = f"reads what is held out, with data.held_out={self.data.held_out}"
+                yield f"mixture: {name}", value, rule, "use data.held_out=0"
 
     @staticmethod
     @declared()

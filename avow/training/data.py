@@ -1,15 +1,16 @@
 """What is learnt from: documents and questions, of a corpus folder or invented.
 
 A corpus folder holds `wiki.txt`, one document per line; `train.tsv`, questions and answers separated by a tab; and, for
-evaluation alone, `dev.tsv`. Other sources are read by `avow.training.sources`.
+evaluation alone, `dev.tsv`. A training question that `dev.tsv` asks too is left out. Other sources are read by
+`avow.training.sources`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ INVENTED = "invented"
 class Document:
     """A text to learn from, and where it stands."""
 
-    text: str
+    text: str = field(repr=False)
     where: str
 
 
@@ -37,7 +38,7 @@ class Document:
 class TokenDocument:
     """Token ids to learn from, and where they stand."""
 
-    ids: Int[np.ndarray, "n"]
+    ids: Int[np.ndarray, "n"] = field(repr=False)
     where: str
 
 
@@ -54,13 +55,15 @@ class Question:
 class Corpus:
     """Documents to learn from, questions to train on, and questions to evaluate with.
 
-    `empty` counts documents that held nothing and were left out.
+    `empty` counts documents that held nothing and were left out, `asked` training questions that were left out because
+    the questions to evaluate with hold them too.
     """
 
     documents: tuple[Document | TokenDocument, ...]
     train: tuple[Question, ...]
     dev: tuple[Question, ...]
     empty: int = 0
+    asked: int = 0
 
     @property
     def texts(self) -> Iterator[str]:
@@ -137,11 +140,17 @@ def read_corpus(folder: str | Path) -> Corpus:
     documents, train, dev = (folder / name for name in ("wiki.txt", "train.tsv", "dev.tsv"))
     if not documents.exists() and not train.exists():
         raise FileError("corpus", folder, "holds neither wiki.txt nor train.tsv", "put at least one of them there")
-    return Corpus(
-        read_documents(documents) if documents.exists() else (),
-        read_questions(train) if train.exists() else (),
-        read_questions(dev) if dev.exists() else (),
-    )
+    to_train = read_questions(train) if train.exists() else ()
+    to_ask = read_questions(dev) if dev.exists() else ()
+    kept = not_asked(to_train, to_ask)
+    texts = read_documents(documents) if documents.exists() else ()
+    return Corpus(texts, kept, to_ask, asked=len(to_train) - len(kept))
+
+
+def not_asked(train: Sequence[Question], dev: Sequence[Question]) -> tuple[Question, ...]:
+    """The training questions that evaluation does not ask too: it would measure what was trained on."""
+    asked = {question.question for question in dev}
+    return tuple(question for question in train if question.question not in asked)
 
 
 @declared()

@@ -24,8 +24,9 @@ from avow.core.requirement import check_generator
 from avow.errors import InputError, NonFiniteError, ParameterError, value_text
 from avow.parameters import check_count, declared
 from avow.training.batches import Batches
-from avow.training.data import Question
+from avow.training.data import Document, Question
 from avow.training.examples import Examples, LanguageExamples, check_room, prompt
+from avow.training.names import name_end, name_of
 from avow.training.tokenizer import MASK, MASK_SIGN, PAD, Tokenizer
 
 # Questions decoded together: enough to fill a device, few enough that their caches fit a small one.
@@ -35,6 +36,16 @@ _ONE_SIDE = 40
 # Ends of intervals are whole multiples of 2**-20, tails whole multiples of 2**-256, both rounded outward.
 _PLACES, _BITS = 20, 256
 _BINS = 10
+# Shares of the questions that a model may choose to answer.
+COVERAGES = (0.25, 0.5, 0.75, 1.0)
+# Of a question: whether the model wrote its answer after the text's own words, and after the question.
+RECITATIONS = (
+    "recited and extracted",
+    "recited, not extracted",
+    "extracted, not recited",
+    "neither",
+    "not in the text",
+)
 
 
 @dataclass(frozen=True)
@@ -286,13 +297,25 @@ def _evaluating(model: nn.Module) -> Iterator[tuple[Any, torch.device]]:
 
 
 @dataclass(frozen=True)
+class Recitation:
+    """The expected answer in a document about the person, after the document's own words.
+
+    `loss` is its mean, in nats per token of the answer; `right` whether each token was the likeliest.
+    """
+
+    loss: float
+    right: bool
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """One question, what was expected and what was said."""
+    """One question, what was expected and what was said; and what was recited, if a document holds the answer."""
 
     where: str
     question: str
     expected: str
     answer: Answer
+    recited: Recitation | None = None
 
     @property
     def right(self) -> bool:
@@ -356,6 +379,15 @@ class Evaluation:
         answered = max(1, math.ceil(round(coverage * self.asked, 9)))
         return float(self._right_among()[answered - 1]) / answered
 
+    def by_recitation(self) -> dict[str, list[Outcome]]:
+        """Outcomes by whether the answer was recited from the text and extracted by the question."""
+        kinds: dict[str, list[Outcome]] = {name: [] for name in RECITATIONS}
+        for outcome in self.outcomes:
+            known = outcome.recited
+            place = 4 if known is None else 2 * (not known.right) + (not outcome.right)
+            kinds[RECITATIONS[place]].append(outcome)
+        return kinds
+
     def bins(self) -> list[Bin]:
         """Ten equal parts of [0, 1] by confidence, without those that hold no answer."""
         bins: list[list[Outcome]] = [[] for _ in range(_BINS)]
@@ -388,6 +420,21 @@ class Evaluation:
         }
         return Chart("Accuracy where the model may abstain", "coverage: share answered", "share right", series)
 
+    def recitation(self) -> list[dict[str, Any]]:
+        """Of each kind of `by_recitation`: its questions, how many wrong answers, and how sure the model was of those.
+
+        `loss` is the mean of what was recited; means of nothing are None.
+        """
+        rows = []
+        for kind, outcomes in self.by_recitation().items():
+            losses = [outcome.recited.loss for outcome in outcomes if outcome.recited is not None]
+            wrong = [outcome for outcome in outcomes if not outcome.right]
+            loss = math.fsum(losses) / len(losses) if losses else None
+            confidence = mean_confidence(wrong) if wrong else None
+            figures = {"loss": loss, "wrong": len(wrong), "confidence_of_wrong": confidence}
+            rows.append({"kind": kind, "questions": len(outcomes), **figures})
+        return rows
+
     def plain(self) -> dict[str, Any]:
         """The evaluation as JSON has it: the figures and every outcome."""
         return {
@@ -395,6 +442,9 @@ class Evaluation:
             "right": self.right,
             "accuracy": self.accuracy,
             "interval": list(self.interval),
+            "coverage": [[coverage, self.accuracy_at(coverage)] for coverage in COVERAGES],
+            "calibration": [one._asdict() for one in self.bins()],
+            "recitation": self.recitation(),
             "outcomes": [dataclasses.asdict(outcome) for outcome in self.outcomes],
         }
 
@@ -402,8 +452,7 @@ class Evaluation:
     def of(given: Mapping[str, Any]) -> Evaluation:
         """The evaluation that `plain` wrote; its figures must be those of its outcomes."""
         try:
-            outcomes = (Outcome(**{**fields, "answer": Answer(**fields["answer"])}) for fields in given["outcomes"])
-            evaluation = Evaluation(tuple(outcomes))
+            evaluation = Evaluation(tuple(_outcome(fields) for fields in given["outcomes"]))
         except (KeyError, TypeError) as error:
             rule = "is not what plain() wrote"
             raise InputError("evaluation", value_text(given)[:60], rule, "write it with plain()") from error
@@ -423,14 +472,25 @@ class Evaluation:
         return np.interp(np.arange(1, self.asked + 1), np.append(0, ends), np.append(0, np.cumsum(right)))
 
 
+def _outcome(fields: Mapping[str, Any]) -> Outcome:
+    """The outcome that `dataclasses.asdict` made plain; earlier ones say nothing of recitation."""
+    known = fields.get("recited")
+    return Outcome(
+        **{**fields, "answer": Answer(**fields["answer"]), "recited": None if known is None else Recitation(**known)}
+    )
+
+
 @declared()
-def evaluate(model: nn.Module, tokenizer: Tokenizer, questions: Sequence[Question]) -> Evaluation:
+def evaluate(
+    model: nn.Module, tokenizer: Tokenizer, questions: Sequence[Question], documents: Sequence[Document] = ()
+) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected.
 
     Args:
         model: a model in evaluation mode.
         tokenizer: that of the model.
         questions: what is asked.
+        documents: texts that the model has read, to find out which answers it can recite from them.
 
     Returns:
         Every answer beside the one expected, and the figures that follow.
@@ -441,12 +501,63 @@ def evaluate(model: nn.Module, tokenizer: Tokenizer, questions: Sequence[Questio
     for question in questions:
         check_room(question, tokenizer, _block(model))
     longest = max([32, *(tokenizer.length(question.answer) for question in questions)])
-    return _evaluation(questions, answers(model, tokenizer, questions, longest))
+    given = answers(model, tokenizer, questions, longest)
+    return _evaluation(questions, given, recitations(model, tokenizer, questions, documents))
 
 
-def _evaluation(questions: Sequence[Question], given: Sequence[Answer]) -> Evaluation:
-    pairs = zip(questions, given, strict=True)
-    return Evaluation(tuple(Outcome(q.where, q.question, q.answer, answer) for q, answer in pairs))
+def _evaluation(
+    questions: Sequence[Question], given: Sequence[Answer], recited: Sequence[Recitation | None] | None = None
+) -> Evaluation:
+    rows = zip(questions, given, recited or [None] * len(questions), strict=True)
+    return Evaluation(tuple(Outcome(q.where, q.question, q.answer, answer, known) for q, answer, known in rows))
+
+
+def recitations(
+    model: nn.Module, tokenizer: Tokenizer, questions: Sequence[Question], documents: Sequence[Document]
+) -> list[Recitation | None]:
+    """How well the model writes each answer after the words that stand before it in a document about the person.
+
+    A document is about the person if the question holds its name. None where no such document holds the answer within
+    a block from its start. The document that is recited best counts.
+    """
+    of_name: dict[str, list[str]] = {}
+    for document in documents:
+        of_name.setdefault(name_of(document.text), []).append(document.text)
+    best: list[Recitation | None] = [None] * len(questions)
+    block = _block(model)
+    with _evaluating(model) as (reader, device):
+        for place, question in enumerate(questions):
+            # The longest name: that of Ada Holm is not asked about in a question about Ada Holmes.
+            names = [name for name in of_name if name and _place(name, question.question) is not None]
+            for text in of_name[max(names, key=len)] if names else ():
+                if (found := _place(question.answer, text, name_end(text))) is None:
+                    continue
+                try:
+                    before, answer = tokenizer.encode(text[:found]), tokenizer.encode(question.answer)
+                except InputError:
+                    continue  # It holds characters that the model knows nothing of, and so cannot have been read.
+                ids = np.concatenate([before, answer])
+                if len(ids) > block + 1:
+                    continue
+                row = torch.from_numpy(ids).to(device)[None]  # (1, n)
+                scores = _log_probabilities(reader(row[:, :-1])[0, len(before) - 1 :])  # (answer, vocabulary)
+                written = torch.from_numpy(ids[len(before) :])[:, None]
+                loss = -float(scores.gather(-1, written).mean())
+                now = Recitation(loss, bool((scores.argmax(-1) == written[:, 0]).all()))
+                if (old := best[place]) is None or now.loss < old.loss:
+                    best[place] = now
+    return best
+
+
+def _place(words: str, text: str, first: int = 0) -> int | None:
+    """Where some words first stand as whole words."""
+    place = text.find(words, first)
+    while place >= 0:
+        beside = text[max(0, place - 1) : place], text[place + len(words) :][:1]
+        if not any(character.isalnum() for character in beside):
+            return place
+        place = text.find(words, place + 1)
+    return None
 
 
 @declared()

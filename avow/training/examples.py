@@ -6,7 +6,7 @@ r"""From a corpus to the examples of a task.
 | spans | a piece of a document that lost a span, which is to be written back |
 | questions | a question, and its answer to be written |
 | spans+questions | both of these, each once an epoch |
-| mixture | windows from the start of documents, spans, clozes and questions, in the shares of a `Recipe` |
+| mixture | windows from the start of documents, spans, clozes, facts and questions, in the shares of a `Recipe` |
 
 Every kind gives inputs and targets as rows of numbers, padded to the longest of them; padding is 0 and is never a
 target. An example depends on (seed, epoch, index) alone: a run resumes at any step without a stored generator, and
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
@@ -28,9 +27,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from avow.errors import InputError, ParameterError
-from avow.parameters import at_least, between, check_count, check_parameters, declared, from_to, param
+from avow.parameters import anything, at_least, between, check_count, check_parameters, declared, from_to, param
 from avow.training.data import Corpus, Document, Question, TokenDocument, check_not_empty, encoded
-from avow.training.tokenizer import MASK, PAD, CharacterTokenizer, Tokenizer
+from avow.training.facts import facts_in, rotations, statements, with_full_name
+from avow.training.names import candidates, name_end
+from avow.training.tokenizer import MASK, PAD, Tokenizer
 
 Loss = Literal["answer", "all"]
 Numbers: TypeAlias = Int[np.ndarray, "b"]
@@ -145,12 +146,22 @@ class Recipe:
     cloze: int = param(2, at_least(0), "parts of names with a capitalised span to remember")
     questions: int = param(1, at_least(0), "parts of training questions")
     after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
-    window: int = param(24, at_least(0), "characters that a cloze keeps on each side at most")
-    bare: float = param(0.3, fraction, "share of clozes that keep no characters beside")
+    window: int = param(24, at_least(0), "tokens that a cloze keeps on each side at most")
+    bare: float = param(0.3, fraction, "share of clozes that keep none beside")
+    facts: int = param(
+        0, at_least(0), "parts of statements of what training questions ask for, to be completed with the answer"
+    )
+    reverse: int = param(0, at_least(0), "parts of the same statements, to be completed with the name")
+    phrasings: int = param(
+        4, at_least(1), "phrases of such statements, from the texts of those the questions ask about"
+    )
+    full_name: bool = param(False, anything(), "the full name in place of its parts and of pronouns")
+    permuted: bool = param(False, anything(), "texts of several sentences in other orders too")
 
     @property
     def weights(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("language", "spans", "cloze", "questions")}
+        """How many parts of each kind; a new kind comes last, so that the draws of the others stay."""
+        return {name: getattr(self, name) for name in ("language", "spans", "cloze", "questions", "facts", "reverse")}
 
 
 class Pieces(NamedTuple):
@@ -201,12 +212,11 @@ class SpanExamples:
         self.seed, self.block = seed, block
         whole = Passages.of(documents, tokenizer)
         pieces = self._passages = whole if from_start else whole.cut(limit)
-        # Names are counted in characters, and belong to the first piece of a document.
+        # Names belong to the first piece of a document.
         names = [
-            name_end(document.text) if after_name and isinstance(document, Document) else 0 for document in documents
+            _name_tokens(tokenizer, document.text) if after_name and isinstance(document, Document) else 0
+            for document in documents
         ]
-        if after_name and not isinstance(tokenizer, CharacterTokenizer):
-            raise ParameterError("after_name", after_name, "needs a tokenizer of characters", "use after_name=0")
         self._names = np.zeros(len(pieces.starts), dtype=np.int64)
         self._names[np.searchsorted(pieces.starts, whole.starts)] = names
 
@@ -266,62 +276,19 @@ class SpanExamples:
         return np.where(place < size - 1, whole, PAD)[:, :-1], whole[:, 1:]
 
 
-# A document begins with its name: `Name. text`. The stop of an initial, as in `Douglas P. Fry. `, or of `St. ` does
-# not end a name.
-END = re.compile(r"(?<!\b\w)(?<!\bSt)\. ")
+def _name_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens the name of a document has, with its full stop and the space after it; 0 without a name."""
+    end = name_end(text)
+    return int(np.searchsorted(tokenizer.edges(text), end)) if end else 0
 
 
-def name_end(text: str) -> int:
-    """Where the text after the name begins, past the full stop and its space; 0 for a document without a name.
-
-    >>> text = "Douglas P. Fry. Born in Boston."
-    >>> text[: name_end(text)]
-    'Douglas P. Fry. '
-    """
-    end = END.search(text)
-    return end.end() if end else 0
-
-
-# A word takes its apostrophes and hyphens along (O'Connell, Saint-Denis), but no possessive.
-WORD = re.compile(r"[^\W\d_]\w*(?:['’-](?!s\b)\w+)*")
-JOINT = re.compile(r",? (?:(?:of|de|the) )*")
-
-
-def candidates(text: str) -> list[tuple[int, int]]:
-    """Where the spans worth asking for begin and end, all of them after the name.
-
-    >>> text = "Ada Holm. Holm was born in Columbus, Ohio and read at the University of Lorne."
-    >>> [text[begin:end] for begin, end in candidates(text)]
-    ['Columbus, Ohio', 'Columbus', 'Ohio', 'University of Lorne']
-    """
-    first = name_end(text)
-    own = set(WORD.findall(text[:first]))
-    spans = []
-    for run in _runs(text, first):
-        # Columbus, Ohio is asked for as a whole and in its parts.
-        parts: list[list[re.Match[str]]] = [[run[0]]]
-        for before, word in itertools.pairwise(run):
-            if text[before.end()] == ",":
-                parts.append([])
-            parts[-1].append(word)
-        # Nobody who has read the name needs to remember it.
-        whole_and_parts = [run, *parts] if len(parts) > 1 else [run]
-        spans += [(words[0].start(), words[-1].end()) for words in whole_and_parts if words[0][0] not in own]
-    return spans
-
-
-def _runs(text: str, first: int) -> Iterator[list[re.Match[str]]]:
-    """Capitalised words from `first` on, those that belong together in one list."""
-    run: list[re.Match[str]] = []
-    for word in WORD.finditer(text, first):
-        if not word[0][0].isupper():
-            continue
-        if run and not JOINT.fullmatch(text, run[-1].end(), word.start()):
-            yield run
-            run = []
-        run.append(word)
-    if run:
-        yield run
+def _candidate_tokens(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, int]]:
+    """Those candidates that begin and end where tokens do, in tokens."""
+    edges = tokenizer.edges(text)
+    for start, stop in candidates(text):
+        first, last = np.searchsorted(edges, (start, stop)).tolist()
+        if edges[first] == start and edges[last] == stop:
+            yield first, last
 
 
 class ClozeExamples(SpanExamples):
@@ -342,7 +309,7 @@ class ClozeExamples(SpanExamples):
     def __init__(
         self,
         documents: Sequence[Document],
-        tokenizer: CharacterTokenizer,
+        tokenizer: Tokenizer,
         block: int,
         seed: int,
         window: int = 24,
@@ -352,11 +319,15 @@ class ClozeExamples(SpanExamples):
         check_parameters("", Recipe, {"window": window, "bare": bare})
         super().__init__(documents, tokenizer, block, seed, spans, from_start=True)
         self.window, self.bare = window, bare
-        self._names = np.array([name_end(document.text) for document in documents], dtype=np.int64)
+        self._names = np.array([_name_tokens(tokenizer, document.text) for document in documents], dtype=np.int64)
         # The name, two masks and the span must fit; the last mask is a target, never an input.
         fitting = [
-            [(begin, end) for begin, end in candidates(document.text) if name and name + 2 + end - begin <= block]
-            for document, name in zip(documents, self._names.tolist(), strict=True)
+            [
+                (begin, end)
+                for begin, end in _candidate_tokens(tokenizer, x.text)
+                if name and name + 2 + end - begin <= block
+            ]
+            for x, name in zip(documents, self._names.tolist(), strict=True)
         ]
         self._counts = np.array([len(pairs) for pairs in fitting], dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
@@ -445,11 +416,16 @@ def prompt(question: str, tokenizer: Tokenizer, where: str = "question") -> Int[
     return np.append(tokenizer.encode(question, where), MASK)
 
 
+def positions(question: Question, tokenizer: Tokenizer) -> int:
+    """Those of a question, its mask and its answer; the end is only written, never read."""
+    return tokenizer.length(question.question) + 1 + tokenizer.length(question.answer)
+
+
 def check_room(question: Question, tokenizer: Tokenizer, block: int) -> None:
-    """Raise if a question, its mask and its answer do not fit the block; the end is only written, never read."""
-    positions = tokenizer.length(question.question) + 1 + tokenizer.length(question.answer)
-    if positions > block:
-        rule = f"needs {positions} positions with its question, and the block has {block}"
+    """Raise if a question and its answer do not fit the block."""
+    needed = positions(question, tokenizer)
+    if needed > block:
+        rule = f"needs {needed} positions with its question, and the block has {block}"
         remedy = "use a larger block or drop the line"
         raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
 
@@ -583,15 +559,25 @@ def examples_of(
     tokens, unread = 0, 0
     if task == "mixture":
         # The recipe of the knowledge experiment: a document is one example of each kind, read from its start.
-        documents, characters = _named_texts(corpus, tokenizer)
-        starts = [Document(document.text[: block + 1], document.where) for document in documents]
-        text, after_name = (documents, characters, block, seed), recipe.after_name
-        builders["language"] = lambda: LanguageExamples(starts, characters, block)
+        documents = rewritten(corpus, recipe)
+        starts = [Document(_beginning(document.text, tokenizer, block + 1), document.where) for document in documents]
+        text, after_name = (documents, tokenizer, block, seed), recipe.after_name
+        builders["language"] = lambda: LanguageExamples(starts, tokenizer, block)
         builders["spans"] = lambda: SpanExamples(*text, spans, after_name, from_start=True)
         builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
+        if recipe.facts or recipe.reverse:
+            facts, phrases = facts_in(documents, corpus.train)
+
+            def completions(reverse: bool) -> QuestionExamples:
+                made = statements(facts, phrases[: recipe.phrasings], reverse)
+                fitting = [one for one in made if positions(one, tokenizer) <= block]
+                return QuestionExamples(fitting, tokenizer, block)
+
+            builders["facts"] = lambda: completions(reverse=False)
+            builders["reverse"] = lambda: completions(reverse=True)
         reach = max(block + 1 if "language" in kinds else 0, spans.limit(block) if "spans" in kinds else 0)
-        tokens = sum(len(document.text) for document in documents)
-        unread = sum(max(0, len(document.text) - reach) for document in documents)
+        sizes = [tokenizer.length(document.text) for document in documents]
+        tokens, unread = sum(sizes), sum(max(0, size - reach) for size in sizes)
     parts = [builders[kind]() for kind in kinds]
     tokens = tokens or next((part.tokens for part in parts if isinstance(part, LanguageExamples | SpanExamples)), 0)
     splits = [_split(part, held_out, most, seed) for part in parts]
@@ -607,12 +593,19 @@ def examples_of(
     )
 
 
-def _named_texts(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], CharacterTokenizer]:
-    """Documents whose names can be found, for the task `mixture`."""
-    if not isinstance(tokenizer, CharacterTokenizer):
-        rule = "counts names and windows in characters"
-        raise InputError("task", "mixture", rule, "use data.tokenizer=characters")
-    return [document for document in corpus.documents if isinstance(document, Document)], tokenizer
+def rewritten(corpus: Corpus, recipe: Recipe) -> list[Document]:
+    """The texts of a corpus as the task `mixture` reads them."""
+    documents = [document for document in corpus.documents if isinstance(document, Document)]
+    if recipe.full_name:
+        documents = [with_full_name(document) for document in documents]
+    if recipe.permuted:
+        documents += [other for document in documents for other in rotations(document)]
+    return documents
+
+
+def _beginning(text: str, tokenizer: Tokenizer, count: int) -> str:
+    """The first `count` tokens of a text."""
+    return text[: int(tokenizer.edges(text)[: count + 1][-1])]
 
 
 def _split(part: Part, share: float, most: int, seed: int) -> tuple[Part, Part | None]:

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from avow import file_io
 from avow.errors import NonFiniteError, ParameterError, is_out_of_memory
 from avow.extras import require
 from avow.nn import build
-from avow.optim import adamw, warmup_cosine
+from avow.optim import AveragedWeights, adamw, warmup_cosine
 from avow.parameters import declared
 from avow.training import checkpoint
 from avow.training.batches import Batches, Step, naming_lost_workers
@@ -60,16 +60,16 @@ Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor, Tensor], Tensor]
 class Trained:
     """The result of a run; `last` is its last line in the log, `interrupted` whether it can be resumed.
 
-    `signal` is the one that stopped it, if this process received it; else 0.
+    `signal` is the one that stopped it, if this process received it; else 0. `repr` leaves the weights and texts out.
     """
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     tokenizer: Tokenizer
     step: int
     interrupted: bool
     checkpoint: Path
     last: Progress | None
-    corpus: Corpus
+    corpus: Corpus = field(repr=False)
     reading: Reading
     signal: int = 0
 
@@ -79,7 +79,7 @@ class Reading:
     """How much data a run has, and how often it reads it.
 
     `tokens` are those of the documents, `unread` those of them that no example holds. `examples` are trained on,
-    `held_out` are not; `unit` is what one of them is, in the plural.
+    `held_out` are not; `unit` is what one of them is, in the plural. `asked` training questions are left out.
     """
 
     documents: int
@@ -93,6 +93,7 @@ class Reading:
     unit: str
     steps: int
     batch: int
+    asked: int = 0
 
     @property
     def epochs(self) -> float:
@@ -117,7 +118,8 @@ class Reading:
             empty = f" (and {self.empty:,} empty)" if self.empty else ""
             parts.append(f"{amount} in {_counted(self.documents, 'document')}{empty}")
         if self.questions:
-            parts.append(_counted(self.questions, "question"))
+            asked = f" (and {self.asked:,} that dev.tsv asks too)" if self.asked else ""
+            parts.append(_counted(self.questions, "question") + asked)
         return ", ".join(parts)
 
     @property
@@ -242,6 +244,7 @@ class Trainer:
         c, on_gpu = config.optimizer, here.device.type == "cuda"
         self.optimiser = adamw(self.model, c.lr, weight_decay=c.weight_decay, betas=(c.beta1, c.beta2), fused=on_gpu)
         self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
+        self.averages = AveragedWeights(self.model, c.average) if c.average else None
         self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
         self.positions = 0  # Read by all processes since this one began, without padding.
@@ -291,6 +294,7 @@ class Trainer:
             examples.unit,
             self.steps,
             self.config.data.batch,
+            corpus.asked if asked else 0,
         )
 
     @property
@@ -299,11 +303,15 @@ class Trainer:
         return self.batches.position
 
     def advance(self) -> Tensor:
-        """Do one step; the length of its gradient before clipping."""
+        """Do one step; the length of its gradient before clipping. The last one ends with the averaged weights."""
         self.backward(next(self.source))
         norm = self.placed.clip_gradients(self.config.optimizer.clip)
         self.optimiser.step()
         self.schedule.step()
+        if self.averages is not None:
+            self.averages.update()
+            if self.step == self.steps:
+                self.model.load_state_dict(self.averages.state_dict()["averages"], strict=False)
         return norm
 
     def backward(self, step: Step) -> None:
@@ -439,6 +447,11 @@ class Trainer:
             "running": [float(self.here.total(self.running)), self.counted],
             "world": self.here.world,
         }
+        if self.averages is not None and self.step:
+            # Kept with the optimiser's state, which is divided and saved as the weights are.
+            averages = self.averages.state_dict()["averages"]
+            for name, parameter in self.model.named_parameters():
+                self.optimiser.state[parameter]["average"] = averages[name]
         weights, optimiser = self.model.state_dict(), self.optimiser.state_dict()
         file = self.tokenizer.content if isinstance(self.tokenizer, FileTokenizer) else None
         snapshot = Snapshot(self.step, weights, optimiser, self.schedule.state_dict(), states, facts, file)
@@ -448,6 +461,11 @@ class Trainer:
         snapshot = self.placed.restore(self.optimiser, state, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step
+        if self.averages is not None and snapshot.step:
+            weights = self.model.named_parameters()
+            averages = {name: self.optimiser.state[parameter]["average"] for name, parameter in weights}
+            state = {"decay": self.averages.decay, "updates": snapshot.step, "averages": averages}
+            self.averages.load_state_dict(state)
         total, self.counted = snapshot.facts["running"]
         self.running.fill_(total if self.here.rank == 0 else 0.0)
         if snapshot.facts["world"] != self.here.world:

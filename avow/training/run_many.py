@@ -24,6 +24,7 @@ from avow.errors import AvowError, FileError, InputError, ParameterError
 from avow.training import checkpoint
 from avow.training.config import TrainConfig, read_config
 from avow.training.evaluation import Evaluation, evaluate
+from avow.training.examples import rewritten
 from avow.training.knowledge import Arm, Result
 from avow.training.loop import train
 from avow.training.run_folder import CONFIG, Progress, listening, locked
@@ -167,7 +168,7 @@ def run_arm(config: TrainConfig, folder: Path, progress: Callable[[Progress], No
     result: dict[str, Any] = {}
     if not done.interrupted:
         corpus = read_data(config.data.sources)
-        evaluation = evaluate(done.model, done.tokenizer, corpus.dev)
+        evaluation = evaluate(done.model, done.tokenizer, corpus.dev, rewritten(corpus, config.mixture))
         result = {"parameters": sum(p.numel() for p in done.model.parameters())}
         result |= {"questions": corpus.dev_digest, "evaluation": evaluation.plain()}
     spent["seconds"] += time.perf_counter() - clock

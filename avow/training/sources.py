@@ -30,7 +30,16 @@ from avow import file_io
 from avow.errors import FileError
 from avow.extras import require
 from avow.parameters import declared
-from avow.training.data import INVENTED, Corpus, Document, TokenDocument, check_not_empty, corpus_of, read_text
+from avow.training.data import (
+    INVENTED,
+    Corpus,
+    Document,
+    TokenDocument,
+    check_not_empty,
+    corpus_of,
+    not_asked,
+    read_text,
+)
 
 # The column or field that is read if none is named.
 DEFAULT_COLUMN = "text"
@@ -62,7 +71,9 @@ def read_data(sources: Sequence[str]) -> Corpus:
     check_not_empty("sources", sources)
     parts = [_read(path) for source in sources for path in _expanded(source)]
     documents, train, dev = ([x for part in parts for x in getattr(part, n)] for n in ("documents", "train", "dev"))
-    return Corpus(tuple(documents), tuple(train), tuple(dev), sum(part.empty for part in parts))
+    empty, asked = (sum(getattr(part, name) for part in parts) for name in ("empty", "asked"))
+    kept = not_asked(train, dev)
+    return Corpus(tuple(documents), kept, tuple(dev), empty, asked + len(train) - len(kept))
 
 
 def _expanded(source: str) -> list[str]:

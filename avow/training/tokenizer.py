@@ -63,6 +63,11 @@ class Tokenizer(ABC):
         """How many tokens a text has."""
         return len(self.encode(text))
 
+    def edges(self, text: str) -> Int[np.ndarray, "n+1"]:
+        """The characters at which each token begins, and where the last one ends."""
+        rule = "does not say at which character of a text a token begins"
+        raise InputError("tokenizer", self.kind, rule, "use characters, or a tokenizer.json")
+
     @abstractmethod
     def _text(self, ids: list[int]) -> str:
         """The text of some of its own tokens, counted from 0."""
@@ -143,11 +148,15 @@ class CharacterTokenizer(Tokenizer):
             first = int(np.argmin(known))
             shown = excerpt(text, first)
             rule = f"holds {text[first]!r} (U+{ord(text[first]):04X}), a character outside the vocabulary of "
-            raise InputError(where, shown, f"{rule}{self.count}", "remove it, or train on a text that holds it")
+            remedy = 'remove it, or train on a text that holds it, or with the tokenizer "bytes"'
+            raise InputError(where, shown, f"{rule}{self.count}", remedy)
         return numbers[places] if len(given) else np.zeros(0, dtype=np.int64)
 
     def length(self, text: str) -> int:
         return len(text)  # also of a text with characters outside the vocabulary
+
+    def edges(self, text: str) -> Int[np.ndarray, "n+1"]:
+        return np.arange(len(text) + 1)
 
     def _text(self, ids: list[int]) -> str:
         return "".join(self.known[one] for one in ids)
@@ -241,6 +250,9 @@ class FileTokenizer(Tokenizer):
         encoding = self._encode(text)
         self._check_complete(text, encoding.offsets, where)
         return np.array(encoding.ids, dtype=np.int64) + FIRST_TOKEN
+
+    def edges(self, text: str) -> Int[np.ndarray, "n+1"]:
+        return np.array([*(start for start, _ in self._encode(text).offsets), len(text)])
 
     def _encode(self, text: str) -> Any:
         return self._library.encode(text, add_special_tokens=False)

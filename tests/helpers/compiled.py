@@ -73,14 +73,27 @@ def offloaded() -> None:
         append(blank(d=128, e=128)._replace(owner=hot.owner), *drawn(many, d=128, e=128))
 
 
+def whole() -> None:
+    """A step that reads all tokens, of one query and of many, with and without a window and sinks."""
+    from avow.kernels.finalize import blank_report
+    from avow.kernels.operators import exact_step
+    from tests.helpers.stores import blank
+
+    for kind, queries, window in ((torch.bfloat16, 1, None), (torch.bfloat16, 16, 100), (torch.float32, 8, None)):
+        store = blank(d=128, e=128, dtype=kind)
+        q, sinks = torch.randn(1, 8, queries, 128).to(kind), None if window is None else torch.zeros(8)
+        exact_step(q, list(store), blank_report(1, 8 * queries, q.device), sinks, 0.1, window)
+
+
 def appended() -> None:
-    """One token more in a cache, and many, of all sequences or of each its own number."""
-    from avow.kernels.append_tokens import append
+    """One token more in a cache, and many, of all sequences or of each its own number; and some fewer."""
+    from avow.kernels.append_tokens import append, crop
     from tests.helpers.stores import blank, drawn
 
     for many in (1, 5, 200):
         for counts in (None, torch.tensor([1], dtype=torch.int32), torch.tensor([1])):
             append(blank(d=128, e=128), *drawn(many, d=128, e=128), counts=counts)
+    crop(blank(d=128, e=128), torch.tensor([1], dtype=torch.int32))
 
 
 def scans() -> None:
@@ -127,6 +140,7 @@ FAMILIES: dict[str, Callable[[], object]] = {
     "queries": lambda: [decode(sure, *seen) for seen in ((3, None), (16, 100), (None, 100)) for sure in (1.0, 0.999)],
     "scans": scans,
     "tokens": tokens,
+    "whole": whole,
 }
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def widest_reference(terms: Terms) -> Int32[Tensor, "bh"]:
 
 def stride_of(c: int, rows: int) -> int:
     """Of how many groups one is counted, for so many rows of all heads."""
-    return 1 << max(1, c * GROUP // planning.enough(rows)).bit_length() - 1
+    return 1 << min(planning.RAREST, max(1, c * GROUP // planning.enough(rows)).bit_length() - 1)
 
 
 def foreseen_reference(terms: Terms) -> tuple[Tensor, Int32[Tensor, "bh bins"], Tensor]:

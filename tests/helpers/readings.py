@@ -60,7 +60,9 @@ def story(
     able = {prompt // 4, prompt // 2, prompt * 3 // 4, *range(prompt - 1, len(words))}
     rows = sorted(able) if asking is None else list(asking)
     mixes = draws.gamma(2.0, 1.0, size=total)
-    body, nexts, read = b"", [], []
+    body, nexts, read, without = b"", [], [], []
+    # No token goes on with the word before it: each is a whole word.
+    starts = list(range(1, len(words)))
     for row in rows:
         n = row + 1
         weights = np.stack([_weights(kind, words[:n], mix, draws) for kind, mix in zip(kinds, mixes, strict=True)])
@@ -74,6 +76,7 @@ def story(
         body += np.clip(np.searchsorted(CODEBOOK, weights, "right") - 1, 0, 255).astype(np.uint8).tobytes()
         body += levels.astype(np.uint8).tobytes() + codes(bounds).tobytes() + codes(errors).tobytes()
         read.append([float(share) for share in kept.mean((1, 2)).round(4)])
+        without.append([[[" sky", 0.2], [" te", 0.1]] for start in starts if start < row] if row < prompt else [])
         nexts.append(_next(words[row + 1] if row + 1 < len(words) else " quietly", draws))
     promises = np.where(
         draws.random((total, len(METHODS))) < 0.7, 0, codes(10 ** draws.uniform(-3, 0.2, (total, len(METHODS))))
@@ -94,6 +97,8 @@ def story(
         "kinds": kinds,
         "next": nexts,
         "read": read,
+        "starts": starts,
+        "without": without,
         "methods": METHODS,
         "says": {"low_rank": "64 landmarks", "random_features": "256 features", "polynomial": "degree 2"},
         "weights": CODEBOOK,

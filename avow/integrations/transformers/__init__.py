@@ -9,6 +9,8 @@ the masks they need; `enable` and `disable` switch a loaded model over and back.
     routing       which method answers a call, and why it is not the one that was asked for
     cache         CertifiedCache: keys and values for `generate()`
     audited       attention functions and caches as `avow.auditing` sees them
+    graphs        calls for the next tokens as CUDA graphs
+    observers     who looks at answers, or gives them
     verified      tokens of exact attention: several are drafted, and verified in one pass
     head_kinds    what a head does, by rules: rests, looks one word back, finds the same word, ...
     profiling     what each head does with a text, what each method can do for it, and the plan that follows
@@ -26,6 +28,7 @@ from avow.integrations.transformers.enabling import Setting as Setting
 from avow.integrations.transformers.enabling import disable as disable
 from avow.integrations.transformers.enabling import enable as enable
 from avow.integrations.transformers.forward import register as register
+from avow.integrations.transformers.graphs import Steps as Steps
 from avow.integrations.transformers.model_plan import ModelPlan as ModelPlan
 from avow.integrations.transformers.model_plan import Speed as Speed
 from avow.integrations.transformers.model_plan import Statement as Statement

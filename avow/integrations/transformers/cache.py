@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from avow.errors import NotDifferentiable, ParameterError
 from avow.nn import KeyValueCache
-from avow.parameters import declared
+from avow.parameters import check_count, declared
 
 _ORIGIN = "avow_cache"
 
@@ -53,8 +53,9 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
         offloading: whether keys and values of layers without a window are in host memory, where a GPU reads the rows
             that it needs; the sketch is on the GPU.
         hot: how many bytes of them the GPU may keep besides in each layer; None is a hundredth.
-        capacity: for how many tokens layers without a window have room from the start; more of them have everything
-            move to new buffers. None: buffers grow when they are full.
+        capacity: room for this many tokens from the start, and for twice as many whenever it is full; None: buffers
+            grow as tokens come. While tokens do not move, calls on a GPU can be captured in CUDA graphs (`steps`).
+            Layers with a sliding window have none.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -72,6 +73,9 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     drafts: Any = None
     """The state of `verified.Drafts`, once a model that verifies drafts read on from these tokens."""
 
+    graphs: Any = None
+    """The state of `graphs.StepGraphs`, once a model on a GPU read on from these tokens."""
+
     @declared()
     def __init__(
         self,
@@ -81,6 +85,8 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
         hot: int | None = None,
         capacity: int | None = None,
     ) -> None:
+        if capacity is not None:
+            check_count("capacity", capacity, 4096)
         # Layers move nothing to and fro, as those would that transformers offloads.
         super().__init__(config=config.get_text_config(decoder=True))
         if hot is not None and not offloading:
@@ -89,13 +95,17 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
         for i, layer in enumerate(self.layers):
             if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
                 window = getattr(layer, "sliding_window", None)
-                room = capacity if window is None else None
-                self.layers[i] = CertifiedLayer(bits, window, offloading and window is None, hot, room)
+                self.layers[i] = CertifiedLayer(bits, window, offloading and window is None, hot, capacity)
 
     @property
     def verification(self) -> Any:
         """What was drafted and verified behind these tokens (`Verification`); None if nothing was asked for so."""
-        return None if self.drafts is None else self.drafts.verification
+        return None if self.drafts is None else self.drafts.told()
+
+    @property
+    def steps(self) -> Any:
+        """How many calls behind these tokens CUDA graphs ran, and why not the others (`Steps`); None without a GPU."""
+        return None if self.graphs is None else self.graphs.steps
 
     # If one layer fails, all stay as they were.
     crop = _all_or_none(DynamicCache.crop)
@@ -118,7 +128,8 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         capacity: int | None = None,
     ) -> None:
         self.is_initialized = False
-        self.bits, self.window, self.offloaded, self.hot, self.capacity = bits, window, offloaded, hot, capacity
+        self.bits, self.window, self.offloaded, self.hot = bits, window, offloaded, hot
+        self.capacity = capacity if window is None else None
         self.is_sliding = window is not None
         self.length = 0
         """How many tokens there were in all. Without a window the cache may hold more: the next take their place."""
@@ -161,13 +172,11 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
         before, _ = self.get_mask_sizes(0)
-        if self.capacity is not None and self.length + key_states.shape[-2] > self.capacity:
-            self.capacity = None
-            if self.length:
-                self._rebuild(*self._seen(self._settled(self.cache)))
-            else:
-                self.lazy_initialization(key_states, value_states)
-        self._settled(self.cache).append(key_states, value_states)
+        cache = self._settled(self.cache)
+        if self.capacity is not None and (after := self.length + key_states.shape[-2]) > cache.room:
+            self.capacity = max(2 * cache.room, after)
+            self._rebuild(*cache.tokens)
+        self.cache.append(key_states, value_states)
         self.length += key_states.shape[-2]
         self.seen = before + key_states.shape[-2]
         keys, values = self._seen(self.cache)

@@ -11,18 +11,47 @@ from avow.errors import DtypeError, ShapeError
 
 
 class CallView(NamedTuple):
-    """The mask and the scale that `avow.attend` takes, and the keys and values that can be seen at all."""
+    """The mask and the scale that `avow.attend` takes, and the keys and values that can be seen at all.
+
+    With `sinks`, logits of query heads that have no value, which caches take.
+    """
 
     key: Tensor
     value: Tensor
     mask: Tensor | None
     causal: bool
     scale: float | None = None
+    sinks: Tensor | None = None
 
     def options(self, query: Tensor) -> dict[str, Any]:
         """What `avow.attend` is told beside queries, keys and values."""
         grouped = query.shape[1] != self.key.shape[1]
         return {"mask": self.mask, "causal": self.causal, "scale": self.scale, "enable_gqa": grouped}
+
+    def of_rows(self, first: int, end: int, queries: int) -> CallView:
+        """What some of these queries see, their sinks as one more key and value of zeros, beside a bias.
+
+        Args:
+            first: the first of the queries.
+            end: the one behind the last of them.
+            queries: how many queries there are in all.
+        """
+        assert self.sinks is not None
+        key, value = (torch.cat([torch.zeros_like(x[:, :, :1]), x], 2) for x in (self.key, self.value))
+        s, rows = self.key.shape[2], self.mask
+        if rows is not None and rows.shape[2] == queries:
+            rows = rows[:, :, first:end]
+        batch = 1 if rows is None else rows.shape[0]
+        bias = self.sinks.double().new_zeros(batch, len(self.sinks), end - first, s + 1)
+        if self.causal:
+            own, past = torch.arange(first, end, device=key.device), torch.arange(s, device=key.device)
+            bias[..., 1:].masked_fill_(past > own[:, None], float("-inf"))
+        if rows is not None:
+            hidden = ~rows if rows.dtype == torch.bool else rows == float("-inf")
+            bias[..., 1:] += 0.0 if rows.dtype == torch.bool else rows.masked_fill(hidden, 0.0)
+            bias[..., 1:].masked_fill_(hidden, float("-inf"))
+        bias[..., 0] = self.sinks.double()[:, None]
+        return CallView(key, value, bias, False, self.scale)
 
 
 def simplified_call(

@@ -20,7 +20,8 @@ from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError, value_text
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.integrations.transformers.verified import MOST, VerifiedForward, chooses
+from avow.integrations.transformers.graphs import captures
+from avow.integrations.transformers.verified import MOST, DecodingForward, chooses
 from avow.methods import all_methods, checked_class, exact_method, method_named, named_form
 from avow.parameters import check_count, declared
 
@@ -34,7 +35,6 @@ _PROCESSORS = "_get_logits_processor"
 # Attributes of layers whose attention is not softmax attention under a mask.
 _UNLIKE = {
     "attn_logit_softcapping": "bends its logits by soft-capping",
-    "sinks": "adds sinks to its softmax",
 }
 # What classes pass to their attention function, if it is not one of transformers' own, instead of a mask.
 _CHOICES = {"indices", "block_indices"}
@@ -171,12 +171,13 @@ def enable(
 ) -> None:
     """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
-    `generate()` then keeps keys and values in a `CertifiedCache`. With `verify` the model stays exact: tokens behind
-    what such a cache holds are drafted within `tol`, and up to so many are verified by one pass of exact attention
-    before the caller gets the logits of any (`CertifiedCache.verification` tells what came of that). If a layer cannot
-    be replaced, the error names it, and the model stays as it was. Enabling again changes the setting, and takes the
-    model back from another implementation that was set in between. A model inside a wrapper such as peft's is enabled
-    there.
+    `generate()` then keeps keys and values in a `CertifiedCache`. On a GPU the next tokens are read by CUDA graphs,
+    with room for `max_length` tokens (`CertifiedCache.steps` tells how many, and why not the others). With `verify` the
+    model stays exact: tokens behind what such a cache holds are drafted within `tol`, and up to so many are verified by
+    one pass of exact attention before the caller gets the logits of any (`CertifiedCache.verification` tells what came
+    of that). If a layer cannot be replaced, the error names it, and the model stays as it was. Enabling again changes
+    the setting, and takes the model back from another implementation that was set in between. A model inside a wrapper
+    such as peft's is enabled there.
 
     Args:
         model: a model of transformers, or a wrapper such as peft's around one.
@@ -235,15 +236,21 @@ def enable(
     for name, module in modules.items():
         mark(module, Layer(name, setting) if verify is None else Layer(name, Setting(), drafts=setting))
     remove(model)
-    if verify is not None:
+    if verify is not None or (captures(model.device) and _writes(model)):
         limits = setting.tol, setting.confidence, setting.rtol, setting.method
-        _draft(model, VerifiedForward(model, verify, limits))
+        _decode(model, DecodingForward(model, verify, limits))
 
 
-def _draft(model: PreTrainedModel, forward: VerifiedForward) -> None:
-    """Have the model draft tokens; `generate()` tells how it chooses them."""
+def _decode(model: PreTrainedModel, forward: DecodingForward) -> None:
+    """Have the model read next tokens by graphs, or draft them; `generate()` tells how it chooses those."""
     model.forward = forward
-    setattr(model, _PROCESSORS, functools.partial(_processors, model))
+    if forward.most is not None:
+        setattr(model, _PROCESSORS, functools.partial(_processors, model))
+
+
+def _writes(model: PreTrainedModel) -> bool:
+    """Whether a model writes a text token by token from one cache."""
+    return model.can_generate() and not model.config.is_encoder_decoder
 
 
 def _check_drafts(model: PreTrainedModel, verify: int, setting: Setting) -> None:
@@ -256,15 +263,15 @@ def _check_drafts(model: PreTrainedModel, verify: int, setting: Setting) -> None
     if setting.kind is not None and not (setting.kind.selects_tokens or setting.kind.is_exact):
         remedy = 'use method="auto" or method="sparse"'
         raise ParameterError("method", setting.method, "does not draft single tokens from a cache", remedy)
-    if not model.can_generate() or model.config.is_encoder_decoder:
+    if not _writes(model):
         rule = "does not write a text token by token from one cache"
         raise ParameterError("model", type(model).__name__, rule, "use a decoder-only language model, or no verify")
 
 
 def remove(model: PreTrainedModel) -> None:
-    """Have the model draft nothing any more."""
+    """Have the model read next tokens as it did."""
     forward = vars(model).get("forward")
-    if isinstance(forward, VerifiedForward):
+    if isinstance(forward, DecodingForward):
         vars(model).pop(_PROCESSORS, None)
         del model.forward
         if forward.before is not None:
@@ -320,8 +327,8 @@ def as_it_was(model: PreTrainedModel) -> Iterator[None]:
             if not enabled(model):
                 enable(model)
             remove(model)
-            if isinstance(forward, VerifiedForward):
-                _draft(model, forward)
+            if isinstance(forward, DecodingForward):
+                _decode(model, forward)
             for layer in previous:
                 mark(modules[layer.name], layer)
         elif enabled(model):
@@ -339,10 +346,13 @@ def without(model: PreTrainedModel) -> Iterator[None]:
         _restore(now)
 
 
-def own_cache(model: PreTrainedModel, offloading: bool = False, capacity: int | None = None) -> CertifiedCache:
-    """The cache that `generate()` gets: with a sketch if a layer may answer with an error."""
-    bits = 4 if any(layer.tolerant for layer in layers(model)) else None
-    return CertifiedCache(model.config, bits=bits, offloading=offloading, capacity=capacity)
+def own_cache(model: PreTrainedModel, capacity: int | None = None, offloading: bool = False) -> CertifiedCache:
+    """The cache that `generate()` gets: with a sketch if a layer may answer with an error, and room for so many tokens.
+
+    On a GPU a sketch is kept anyway: kernels read no cache without one.
+    """
+    sketched = captures(model.device) or any(layer.tolerant for layer in layers(model))
+    return CertifiedCache(model.config, bits=4 if sketched else None, capacity=capacity, offloading=offloading)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
@@ -353,8 +363,11 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     offloading = generation_config.cache_implementation == "offloaded"
     if cache is given or generation_config.is_assistant:
         return prepared
-    # Host memory is locked, which takes a while: for all tokens to come at once, drafts among them.
-    own = own_cache(model, offloading, generation_config.max_length + MOST if offloading else None)
+    # Tokens that do not move are read by CUDA graphs; those of beams move whenever beams are chosen. Host memory is
+    # locked, which takes a while: for all tokens to come at once, drafts among them.
+    stays = captures(model.device) and generation_config.num_beams == 1
+    room = generation_config.max_length if stays else None
+    own = own_cache(model, generation_config.max_length + MOST if offloading else room, offloading)
     if offloading and own.layers and own.layers[0].bits is None:
         # Rows are read where they are by kernels, which need a sketch; without a tolerance there is none.
         return prepared

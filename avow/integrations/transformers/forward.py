@@ -8,10 +8,7 @@ certificate goes to the active records.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,31 +19,23 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import output_capturing
 
 from avow.attend import as_autocast
-from avow.core import Certificate, Problem
+from avow.core import Problem
 from avow.core.record import note
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.call_view import CallView, simplified_call
 from avow.integrations.transformers.enabling import NAME, Setting, layer_of, softmax_methods
+from avow.integrations.transformers.graphs import sees_up_to_itself
+from avow.integrations.transformers.observers import answerer, watchers
 from avow.integrations.transformers.routing import attended, by_heads
 from avow.integrations.transformers.verified import drafting
 
 # Arguments by which a model asks for more than softmax attention under a mask: the rule and the remedy.
 _REFUSED = {
     "softcap": ("bends the logits, which is not softmax attention", "keep attn_implementation='eager'"),
-    "s_aux": ("adds sinks to the softmax, which is not softmax attention", "keep attn_implementation='eager'"),
     "indices": ("chooses keys by an index of the model's own", "keep attn_implementation='sdpa'"),
     "block_indices": ("chooses blocks of keys by an index of the model's own", "keep attn_implementation='sdpa'"),
     "cache": ("is a paged cache, which only transformers' own functions read", "use generate() without paging"),
 }
-
-# Called with a layer's name, its problem, its answer (b, h, n, e) and the certificate.
-Watcher = Callable[[str, Problem, Tensor, Certificate], None]
-
-# Called with a query and the simplified call in a setting's place: gives the answer (b, h, n, e) and its certificate.
-Answerer = Callable[[Tensor, CallView], tuple[Tensor, Certificate]]
-
-_watchers: contextvars.ContextVar[tuple[Watcher, ...]] = contextvars.ContextVar("avow_watchers", default=())
-_answerer: contextvars.ContextVar[Answerer | None] = contextvars.ContextVar("avow_answerer", default=None)
 
 
 def register() -> None:
@@ -59,26 +48,6 @@ def register() -> None:
         AttentionInterface.register(name, functools.partial(attention_forward, setting))
         # The masks of SDPA: boolean, and None if causality alone, or nothing, hides a key.
         AttentionMaskInterface.register(name, sdpa_mask)
-
-
-@contextlib.contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
-    """Call `watcher` with every answer of every layer of models in which avow is enabled, as long as the block runs."""
-    token = _watchers.set((*_watchers.get(), watcher))
-    try:
-        yield
-    finally:
-        _watchers.reset(token)
-
-
-@contextlib.contextmanager
-def answering(answerer: Answerer) -> Iterator[None]:
-    """Have `answerer` attend in every layer of models in which avow is enabled, as long as the block runs."""
-    token = _answerer.set(answerer)
-    try:
-        yield
-    finally:
-        _answerer.reset(token)
 
 
 def attention_forward(
@@ -103,9 +72,13 @@ def attention_forward(
         _refuse(dropout, more)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         query, key, value = as_autocast(query, key, value)  # under autocast models pass several types at once
-        view = simplified_call(query, key, value, attention_mask, bool(causal), position_bias, scaling)
-        if (answerer := _answerer.get()) is not None:
-            out, certificate = answerer(query, view)
+        if sees_up_to_itself(attention_mask) and position_bias is None:
+            view = CallView(key, value, attention_mask if query.shape[2] > 1 else None, False, scaling)
+        else:
+            view = simplified_call(query, key, value, attention_mask, bool(causal), position_bias, scaling)
+        view = view._replace(sinks=_sinks(more.get("s_aux"), query))
+        if (instead := answerer.get()) is not None:
+            out, certificate = instead(query, view)
         elif (drafts := drafting()) is not None and layer.drafts is not None:
             out, certificate = attended(layer.drafts, query, view)
             drafts.append(certificate)
@@ -117,10 +90,26 @@ def attention_forward(
         error.add_note(f"in {layer.name}")
         raise
     note(layer.name, certificate)
-    for watcher in _watchers.get():
+    for watcher in watchers.get():
         problem = Problem.of(query, view.key, view.value, **view.options(query)).detached()
         watcher(layer.name, problem, out.detach(), certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
+
+
+def _sinks(given: Tensor | None, query: Tensor) -> Tensor | None:
+    """Logits of the query heads that have no value, (h,), if a model adds such to its softmax."""
+    if given is None:
+        return None
+    heads, rule, remedy = query.shape[1], "", "keep attn_implementation='eager'"
+    if given.numel() != heads:
+        rule = f"must be one sink for each of the {heads} heads"
+    elif watchers.get() or answerer.get() is not None:
+        rule = "adds sinks to the softmax, and answers beside sinks are not looked at"
+    elif given.requires_grad and torch.is_grad_enabled():
+        rule, remedy = "would get no gradient", "run the model under torch.no_grad()"
+    if rule:
+        raise ParameterError("s_aux", tuple(given.shape), rule, remedy)
+    return given.detach().flatten()
 
 
 def _refuse(dropout: float, more: dict[str, Any]) -> None:

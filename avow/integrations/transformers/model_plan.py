@@ -25,7 +25,7 @@ from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.cache import CertifiedLayer
 from avow.integrations.transformers.enabling import Layer, Setting, enabled, pretrained, replaceable
-from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.observers import watching
 from avow.numerics.heads import longest_seen
 from avow.numerics.softmax import softmax_average
 from avow.parameters import declared
@@ -141,6 +141,13 @@ def read_plan(path: str | Path) -> ModelPlan:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is not a plan for a model ({type(error).__name__}: {error})"
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error
+
+
+def check_places(tokens: int, places: int) -> None:
+    """Raise if a text of so many tokens does not have so many last ones to predict."""
+    if tokens < places + 2:
+        rule = f"is too short a text to predict its last {places} from at least one before them"
+        raise ParameterError("tokens", tokens, rule, f"use {places + 2} tokens or more, or fewer places")
 
 
 def _loaded(plan: ModelPlan | str | Path) -> ModelPlan:
@@ -368,9 +375,7 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
             raise ParameterError(name, value, f"must be at least {least}", f"try {name}=32")
     if ids.ndim != 2 or ids.shape[0] != 1:
         raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length)", "pass one text")
-    if ids.shape[1] < places + 2:
-        rule = f"is too short a text to predict its last {places} from at least one before them"
-        raise ParameterError("tokens", ids.shape[1], rule, "give a longer text or ask for fewer places")
+    check_places(ids.shape[1], places)
     with enabling.as_it_was(model):
         apply(model, plan)
         start = ids.shape[1] - places - 1

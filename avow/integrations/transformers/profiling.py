@@ -27,9 +27,9 @@ from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
-from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.head_kinds import KINDS, HeadKind, head_kind
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
+from avow.integrations.transformers.observers import watching
 from avow.methods import exact_method, method_named
 from avow.numerics.sketch import sketched
 from avow.numerics.softmax import softmax_weights

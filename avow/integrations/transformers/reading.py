@@ -7,12 +7,17 @@ longest value, as its certificate proves; the error is measured against float64,
 A token's *level* is the first rung of the ladder from which on it is left out: at rung i the head reads the tokens
 whose level is above i. Next words are those of the model if every head leaves out what it may, layer after layer: each
 layer then attends with what the layers before it gave, and certificates are about that.
+
+A word that is crossed out stays where it is, and no later token may read it, in any layer: its next words are an
+experiment, and nothing is proved about them.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -20,18 +25,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
+from avow.attend import attend
 from avow.core import Certificate, Method, Problem
 from avow.core.certify import certify
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.call_view import CallView
 from avow.integrations.transformers.enabling import pretrained
-from avow.integrations.transformers.forward import answering, watching
 from avow.integrations.transformers.head_kinds import HeadKind, head_kind
+from avow.integrations.transformers.observers import answering, watching
 from avow.methods import exact_method
 from avow.methods.low_rank import LowRank
 from avow.methods.polynomial import Polynomial
@@ -48,6 +54,8 @@ LONGEST = 1024
 METHODS = (exact_method()(), LowRank(rank=64), RandomFeatures(features=256), Polynomial())
 """What else could answer, in a setting that is usual for it."""
 _CONFIDENCE = 0.99
+# Texts that are read at a time, each without another word.
+_BATCH = 8
 
 Next = tuple[tuple[str, float], ...]
 
@@ -65,6 +73,8 @@ class Row:
         exact: the likeliest next words, with their probabilities.
         approximate: the same at each stop, if every head leaves out what it may.
         read: the share of keys that was read for that, over all heads, at each stop.
+        without: the likeliest next words without each whole word that ends before this one, in the order of the text;
+            empty if that was not tried.
     """
 
     position: int
@@ -75,6 +85,7 @@ class Row:
     exact: Next
     approximate: tuple[Next, ...]
     read: tuple[float, ...]
+    without: tuple[Next, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,10 @@ def start_ids(tokenizer: Any) -> list[int]:
     return [] if first is None else [first]
 
 
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return [*start_ids(tokenizer), *tokenizer(text, add_special_tokens=False).input_ids]
+
+
 @torch.no_grad()
 def reading_of(
     model: Any,
@@ -135,6 +150,7 @@ def reading_of(
     asking: Sequence[str | int] | None = None,
     write: int = 0,
     name: str = "",
+    cross_out: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Reading:
     """What every head reads of a text.
@@ -147,6 +163,7 @@ def reading_of(
             occurrence asks, by its last token.
         write: so many words the model writes on, its likeliest ones; each of them asks.
         name: of the model; empty for its own.
+        cross_out: try the given words that ask without each whole word before them: a pass of the model for each.
         tell: called with a line about each step.
 
     Returns:
@@ -156,7 +173,7 @@ def reading_of(
         ParameterError: the text is empty or too long, or a word that asks is not in it.
     """
     model = pretrained(model)
-    ids = [*start_ids(tokenizer), *tokenizer(text, add_special_tokens=False).input_ids]
+    ids = _ids(tokenizer, text)
     prompt = len(ids)
     if not 2 <= prompt <= LONGEST - write:
         rule = f"has {prompt - 1} tokens; it must have between 1 and {LONGEST - write - 1}"
@@ -171,6 +188,13 @@ def reading_of(
         for position in sorted({*places, *range(prompt - 1, len(ids))}):
             tell(f"{words[position].strip() or 'a space'} asks {len(layers)} layers")
             rows.append(_row(model, tokenizer, torch.tensor([ids]), layers, position, logits[position]))
+    if cross_out:
+        tell("the model reads the text without each of its words")
+        spans, given = whole_words(words[:prompt]), [row.position for row in rows if row.position < prompt]
+        without = next_without(model, tokenizer, ids[:prompt], spans, given)
+        for i, tried in enumerate(zip(*without, strict=True)):
+            before = tuple(next_ for next_, span in zip(tried, spans, strict=True) if span.stop <= rows[i].position)
+            rows[i] = dataclasses.replace(rows[i], without=before)
     tell("kinds of heads, and what other methods promise")
     kinds = tuple(itertools.chain.from_iterable(_kinds(layer, torch.tensor(ids)) for layer in layers))
     promises = torch.cat([_promises(layer.whole(prompt)) for layer in layers])
@@ -280,6 +304,66 @@ def _approximate(model: Any, ids: Tensor, layers: Sequence[_Layer], position: in
         token = ids[:, position : position + 1].expand(many, 1)
         logits = model(token, past_key_values=cache, position_ids=torch.full((many, 1), position)).logits
     return logits[:, -1], read
+
+
+def whole_words(words: Sequence[str]) -> list[range]:
+    """The tokens of each whole word, in the order of the text: models write in pieces of words."""
+    begins = [t for t in range(1, len(words)) if t == 1 or not (words[t - 1][-1:] + words[t][:1]).isalnum()]
+    return [range(start, end) for start, end in itertools.pairwise([*begins, len(words)])]
+
+
+def next_without_word(model: Any, tokenizer: Any, text: str, position: int, crossed: int) -> Next:
+    """The likeliest next words after a word of a text, if the whole word at another position is crossed out.
+
+    Raises:
+        ParameterError: there is no such word, or it does not stand before the one that asks.
+    """
+    ids = _ids(tokenizer, text)
+    words = [tokenizer.decode([one]) for one in ids]
+    ids = ids[: _place(position, words) + 1]
+    span = next(span for span in whole_words(words) if _place(crossed, words) in span)
+    if span.stop > position:
+        rule = f"is not before the word that asks, which is at {position}"
+        raise ParameterError("crossed", crossed, rule, "cross out a word before it")
+    return next_without(model, tokenizer, ids, [span], [position])[0][0]
+
+
+@torch.no_grad()
+def next_without(
+    model: Any, tokenizer: Any, ids: Sequence[int], crossed: Sequence[range], positions: Sequence[int]
+) -> list[list[Next]]:
+    """The likeliest next words after each position, for each range of tokens that no token after it may read."""
+    model, found = pretrained(model), []
+    text, places = torch.tensor([ids]), torch.arange(len(ids))
+    with enabling.as_it_was(model):
+        enabling.enable(model)
+        whole = model(text, past_key_values=DynamicCache(), use_cache=True)
+        for i in range(0, len(crossed), _BATCH):
+            batch = crossed[i : i + _BATCH]
+            # What stands before all of them is as it was, and is not read again.
+            same = min(one.start for one in batch)
+            cache = DynamicCache()
+            for layer, held in enumerate(whole.past_key_values.layers):
+                cache.update(*(x[:, :, :same].expand(len(batch), -1, -1, -1) for x in (held.keys, held.values)), layer)
+            hidden = torch.stack([_later_reads(one, places) for one in batch])[:, None, same:]  # (b, 1, n - same, n)
+            with answering(functools.partial(_attend_but, hidden)):
+                later = model(text[:, same:].expand(len(batch), -1), past_key_values=cache).logits
+            logits = ([whole.logits[0, p] if p < same else one[p - same] for p in positions] for one in later)
+            found += [[_next(tokenizer, one) for one in row] for row in logits]
+    return found
+
+
+def _later_reads(crossed: range, places: Int[Tensor, "n"]) -> Bool[Tensor, "n n"]:
+    """What tokens after a range would read of it."""
+    return (places[:, None] >= crossed.stop) & (places >= crossed.start) & (places < crossed.stop)
+
+
+def _attend_but(hidden: Bool[Tensor, "b 1 n n"], query: Tensor, view: CallView) -> tuple[Tensor, Certificate]:
+    """The exact answer to a call without what is hidden."""
+    mask = ~hidden
+    if view.mask is not None:
+        mask = torch.where(hidden, False if view.mask.dtype == torch.bool else -math.inf, view.mask)
+    return attend(query, view.key, view.value, method="exact", **view._replace(mask=mask).options(query))
 
 
 def _next(tokenizer: Any, logits: Tensor) -> Next:

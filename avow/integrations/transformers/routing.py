@@ -31,6 +31,8 @@ from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers.cache import cache_of
 from avow.integrations.transformers.call_view import CallView
 from avow.integrations.transformers.enabling import Setting
+from avow.integrations.transformers.graphs import note_uncached, sees_up_to_itself
+from avow.methods import exact_method
 from avow.nn import KeyValueCache
 
 # With s keys m features or landmarks cost s·m, and exact attention costs n·s with n queries. So with fewer queries
@@ -38,12 +40,17 @@ from avow.nn import KeyValueCache
 # as queries share most of those that they select.
 _FEW = 32
 
+# Logits beside which sinks are written at a time.
+_BIASES = 2**26
+
 _SEE_RECORD = "avow.record() shows the method and the reason of every answer"
 
 
 def attended(setting: Setting, query: Tensor, view: CallView) -> Attended:
     """The answer to one call of a layer, or of some of its heads, under a setting."""
     cache, uncached = _cache(query, view)
+    if cache is None:
+        note_uncached(uncached)
     kind, (chosen, reason) = setting.kind, _applicable(setting, query.shape[-2], uncached)
     continues = query.shape[-2] <= _FEW and query.shape[-2] < view.key.shape[-2]
     if reason and continues and kind is not None and kind.selects_tokens:
@@ -103,6 +110,8 @@ def _cache(query: Tensor, view: CallView) -> tuple[KeyValueCache | None, str]:
 
 def _sees_up_to_itself(queries: int, mask: Tensor | None, cache: KeyValueCache) -> bool:
     """Whether each of the last tokens sees all tokens of the cache, up to itself."""
+    if sees_up_to_itself(mask):
+        return True
     if mask is None or mask.dtype != torch.bool or cache.window is not None:
         return False
     past = torch.ones(queries, cache.length, dtype=torch.bool, device=mask.device).tril(cache.length - queries)
@@ -112,7 +121,16 @@ def _sees_up_to_itself(queries: int, mask: Tensor | None, cache: KeyValueCache) 
 def _answered(setting: Setting, query: Tensor, view: CallView, cache: KeyValueCache | None) -> Attended:
     tol, rtol, confidence = setting.tol, setting.rtol, setting.confidence
     if cache is not None and not setting.parameters:
-        return cache.attend(query, tol, confidence, view.scale, None, setting.method, rtol)
+        try:
+            return cache.attend(query, tol, confidence, view.scale, None, setting.method, rtol, view.sinks)
+        except ParameterError as error:
+            if view.sinks is None or error.name != "method":
+                raise
+            # Short caches select no tokens beside sinks.
+            out, certificate = cache.attend(query, tol, None, view.scale, None, "exact", rtol, view.sinks)
+            return Attended(out, with_reason(certificate, f"{setting.method} {error.rule}"))
+    if view.sinks is not None:
+        return _beside_sinks(setting, query, view)
     exact, own = setting.kind is not None and setting.kind.is_exact, cache_of(view.key, view.value)
     if own is not None and view.mask is not None and not view.causal and not query.requires_grad:
         if exact:
@@ -123,6 +141,21 @@ def _answered(setting: Setting, query: Tensor, view: CallView, cache: KeyValueCa
     limits: dict[str, Any] = {"tol": tol, "rtol": rtol, "confidence": confidence}
     method = {"method": setting.method, **setting.parameters}
     return attend(query, view.key, view.value, **limits, **method, **view.options(query))
+
+
+def _beside_sinks(setting: Setting, query: Tensor, view: CallView) -> Attended:
+    """The exact answer beside sinks, to as many queries at a time as memory has biases for."""
+    n, heads = query.shape[2], query.shape[1]
+    many = max(1, _BIASES // (heads * (view.key.shape[2] + 1)))
+    parts = []
+    for first in range(0, n, many):
+        rows, own = query[:, :, first : first + many], view.of_rows(first, min(first + many, n), n)
+        limits: dict[str, Any] = {"tol": setting.tol, "rtol": setting.rtol, "method": exact_method().name}
+        parts.append(attend(rows, own.key, own.value, **limits, **own.options(rows)))
+    certificate = compose([part.certificate for part in parts], dim=2)
+    why = "" if setting.kind is not None and setting.kind.is_exact else "other methods than caches have no sinks"
+    out = torch.cat([part.out for part in parts], 2)
+    return Attended(out, with_reason(certificate, why) if why else certificate)
 
 
 def by_heads(settings: tuple[Setting, ...], query: Tensor, view: CallView) -> Attended:
@@ -164,7 +197,8 @@ def _part(setting: Setting, heads: list[int], query: Tensor, view: CallView) -> 
         key_heads = sorted(set(key_heads))  # all siblings of each: keys are shared as they were
     mine, keys = _place(heads), _place(key_heads)
     mask = view.mask[:, mine] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
-    part = view._replace(key=view.key[:, keys], value=view.value[:, keys], mask=mask)
+    sinks = None if view.sinks is None else view.sinks[mine]
+    part = view._replace(key=view.key[:, keys], value=view.value[:, keys], mask=mask, sinks=sinks)
     return attended(setting, query[:, mine], part)
 
 

@@ -33,6 +33,7 @@ from avow.core.quantities import count
 from avow.decode.kernel_steps import ROWS
 from avow.decode.step_rates import share_read
 from avow.integrations.transformers.cache import CertifiedCache, CertifiedLayer
+from avow.integrations.transformers.graphs import Run, StepGraphs, captures, passes, why_called
 
 MOST = 31
 """The most drafts of a pass: caches answer up to 32 queries at once."""
@@ -74,7 +75,7 @@ class Verification:
         passes: how many passes of exact attention that took, those for a single token included.
         drafted: how many tokens were drafted.
         accepted: drafts that were asked for.
-        redrawn: drafts in whose place another token was asked for. What was drafted behind these was forgotten.
+        redrawn: drafts in whose place another token was asked for. What was drafted after these was dropped.
         undrafted: how many tokens were read without a draft, by the reason.
         tol: what every layer's answer to every draft keeps.
         bound: the largest bound of the answers that were looked at: all layers', in one draft of each pass.
@@ -113,7 +114,8 @@ class Verification:
         passes = "1 pass" if self.passes == 1 else f"{self.passes:,} passes"
         lines = [
             f"{count(self.tokens, 'token')} by exact attention, in {passes}",
-            f"{self.drafted:,} drafted, {self.accepted:,} accepted ({self.acceptance:.1%}), {self.redrawn:,} redrawn",
+            f"{self.drafted:,} drafted: {self.accepted:,} accepted and {self.redrawn:,} redrawn "
+            f"({self.acceptance:.1%} accepted), {self.drafted - self.accepted - self.redrawn:,} not compared",
         ]
         if self.looked:
             asked = "" if self.tol is None else f"; all keep {self.tol:g}"
@@ -191,12 +193,16 @@ class _Ahead:
         held = {one.cache.position for one in step.cache.layers}
         if step.cache.get_seq_length() != self.length or held != {self.held} or len(self.drafts) != len(step.token):
             return None
-        if self.position is None or step.position is None:
-            if self.position is not step.position:
-                return None
-        elif not torch.equal(self.position + self.used + 1, step.position):
+        # Both are asked at once: the host waits for the answer.
+        found = [(self.drafts[:, self.used : self.used + 1] == step.token).all()]
+        if self.position is not None and step.position is not None and self.position.shape == step.position.shape:
+            found.append((self.position + self.used + 1 == step.position).all())
+        elif self.position is not step.position:
             return None
-        if not torch.equal(self.drafts[:, self.used : self.used + 1], step.token):
+        right, *placed = torch.stack(found).tolist()
+        if not all(placed):
+            return None
+        if not right:
             return False
         self.used += 1
         self.length += 1
@@ -220,10 +226,42 @@ class Drafts:
     wait: int = 0
     """How many tokens are read without drafts before that."""
     rest: int = _REST
+    _seen: Tensor | None = None
+    """On the device: the largest bound of answers that nobody fetched yet, and the sum of the shares that they read."""
+    _looks: int = 0
+    _answers: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: not the rules of a loop that is none of theirs."""
         return vars(self) | {"choice": None}
+
+    def look(self, reports: list[Tensor | None], certificates: list[Certificate]) -> None:
+        """Note what the answers of one draft promise, and what they read.
+
+        Args:
+            reports: what kernels say of all layers' answers, on the device, which nobody waits for; None if they gave
+                none.
+            certificates: those of the answers.
+        """
+        found = [x for x in reports if x is not None]
+        if len(found) < len(reports):
+            self.verification.look(certificates)
+            return
+        bounds, shares = (torch.stack([report[row] for report in found]) for row in (0, 4))
+        fresh = torch.stack([bounds.amax(), shares.mean()])
+        if self._seen is not None:
+            fresh = torch.stack([torch.maximum(fresh[0], self._seen[0]), fresh[1] + self._seen[1]])
+        self._seen, self._looks, self._answers = fresh, self._looks + 1, self._answers + len(found)
+
+    def told(self) -> Verification:
+        """What was drafted and verified, with what was noted on the device."""
+        made = self.verification
+        if self._seen is not None:
+            bound, read = self._seen.tolist()
+            made.bound, looked = max(made.bound, bound), made.looked + self._answers
+            made.read += (read / self._looks - made.read) * self._answers / looked
+            made.looked, self._seen, self._looks, self._answers = looked, None, 0, 0
+        return made
 
     def learn(self, accepted: int, drafted: int, most: int) -> None:
         """Set how many tokens are drafted next, after a pass of which so many drafts were right."""
@@ -235,10 +273,13 @@ class Drafts:
                 self.wait, self.rest = self.rest, min(2 * self.rest, _LONGEST_REST)
 
 
-class VerifiedForward:
-    """The `forward` of a model that was enabled with `verify`."""
+class DecodingForward:
+    """The `forward` of a model that reads the next tokens by CUDA graphs, or verifies drafts of them.
 
-    def __init__(self, model: PreTrainedModel, most: int, limits: tuple[Any, ...]) -> None:
+    Without `most`, which says how many drafts are verified at once, nothing is drafted.
+    """
+
+    def __init__(self, model: PreTrainedModel, most: int | None, limits: tuple[Any, ...]) -> None:
         self.model, self.most, self.limits = model, most, limits
         self.before = vars(model).get("forward")
         """What stood in the place of the class's, if anything."""
@@ -253,13 +294,15 @@ class VerifiedForward:
         cache = named.get("past_key_values")
         if not isinstance(cache, CertifiedCache) or not _is_one_token(named) or not cache.get_seq_length():
             return self._run(**named)
+        step = _served(named, cache)
+        if self.most is None:
+            return self._alone(named, self._graphs(cache, step, named), step)
         drafts = drafts_of(cache, self.limits)
         told = drafts.verification
         told.tokens += 1
-        step = _served(named, cache)
         if isinstance(step, str):
             drafts.ahead = None
-            return self._alone(told, step, named)
+            return self._undrafted(told, step, named, self._graphs(cache, step, named), step)
         ahead = drafts.ahead
         taken = None if ahead is None else ahead.take(step)
         if ahead is not None and taken is not None:
@@ -271,21 +314,70 @@ class VerifiedForward:
             drafts.ahead = None if ahead.used == ahead.drafts.shape[1] else ahead
             return ahead.output(cache)
         drafts.ahead = None
+        graphs = self._graphs(cache, step, named)
         why, many = self._how_many(drafts, step)
+        if graphs is not None:
+            many = passes(self.model, many)
         if not many:
-            return self._alone(told, why, named)
-        drafts.ahead = self._round(drafts, step, many)
+            return self._undrafted(told, why, named, graphs, step)
+        drafts.ahead = self._round(drafts, step, many, graphs)
         return drafts.ahead.output(cache)
+
+    def _graphs(self, cache: CertifiedCache, step: _Step | str, named: dict[str, Any]) -> StepGraphs | None:
+        """The graphs that may run this call, if its model is on a GPU, and nothing stands in the way."""
+        ids = named["input_ids"]
+        if not captures(ids.device):
+            return None
+        if cache.graphs is None:
+            cache.graphs = StepGraphs()
+        graphs: StepGraphs = cache.graphs
+        places = named.get("position_ids")
+        why = step if isinstance(step, str) else ""
+        if not why and self.before is not None:
+            why = "the forward of the model was replaced"
+        if not why and "position_ids" not in _signature(self.model).parameters:
+            why = "the model finds places by itself"
+        if not why and places is not None and places.ndim != 2:
+            why = f"places have {places.ndim} axes"
+        if why := why or why_called(self.model, cache, ids):
+            graphs.steps.note(why)
+            return None
+        return graphs
 
     def _run(self, **named: Any) -> Any:
         inner = self.before or functools.partial(type(self.model).forward, self.model)
         return inner(**named)
 
-    def _alone(self, told: Verification, why: str, named: dict[str, Any]) -> Any:
-        """The answer to one token by itself."""
+    def _undrafted(self, told: Verification, why: str, *call: Any) -> Any:
+        """The answer to one token of a model that drafts, without drafts."""
         told.passes += 1
         told.undrafted[why] = told.undrafted.get(why, 0) + 1
-        return self._run(**named)
+        return self._alone(*call)
+
+    def _alone(self, named: dict[str, Any], graphs: StepGraphs | None, step: _Step | str) -> Any:
+        """The answer to one token by itself."""
+        if graphs is None or isinstance(step, str):
+            return self._run(**named)
+        run, limit = self._reader(step.cache), None if self.most else self.limits[0]
+        outputs = graphs.read(run, self.model, step.cache, step.token, step.position, False, limit)
+        if outputs.past_key_values is None:
+            return type(outputs)(logits=outputs.logits.clone(), past_key_values=step.cache)
+        return outputs
+
+    def _reader(self, cache: CertifiedCache) -> Run:
+        """What runs the model over tokens behind a cache, with logits for all of them."""
+        more: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
+        keeps = "logits_to_keep" in _signature(self.model).parameters
+
+        def run(tokens: Tensor, places: Tensor | None, mask: Tensor | None) -> Any:
+            given = {
+                "position_ids": places,
+                "attention_mask": mask,
+                "logits_to_keep": tokens.shape[1] if keeps else None,
+            }
+            return self._run(input_ids=tokens, **{name: x for name, x in given.items() if x is not None}, **more)
+
+        return run
 
     def _how_many(self, drafts: Drafts, step: _Step) -> tuple[str, int]:
         """How many tokens to draft; if none, why."""
@@ -300,45 +392,46 @@ class VerifiedForward:
 
     def _most(self, cache: CertifiedCache) -> int:
         """How many drafts one pass verifies at most: if tokens are in host memory, as many as one reading serves."""
-        first = cache.layers[0]
+        first, most = cache.layers[0], self.most or 0
         if not first.offloaded:
-            return self.most
+            return most
         heads = self.model.config.get_text_config(decoder=True).num_attention_heads
-        return max(1, min(self.most, ROWS // (heads // first.cache.key_heads) - 1))
+        return max(1, min(most, ROWS // (heads // first.cache.key_heads) - 1))
 
-    def _round(self, drafts: Drafts, step: _Step, many: int) -> _Ahead:
+    def _round(self, drafts: Drafts, step: _Step, many: int, graphs: StepGraphs | None) -> _Ahead:
         """Draft so many tokens, and read them by exact attention."""
-        cache, told = step.cache, drafts.verification
-        length, supports = cache.get_seq_length(), _signature(self.model).parameters
-        more: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
+        cache, told, run = step.cache, drafts.verification, self._reader(step.cache)
+        length = cache.get_seq_length()
 
-        def read(tokens: Tensor, first: int) -> Any:
-            named = more | {"input_ids": tokens}
+        def read(tokens: Tensor, first: int, drafting: bool = False) -> Any:
+            places = None
             if step.position is not None:
-                places = torch.arange(first, first + tokens.shape[1], device=step.position.device)
-                named["position_ids"] = step.position + places
-            if "logits_to_keep" in supports:
-                named["logits_to_keep"] = tokens.shape[1]
-            return self._run(**named)
+                places = step.position + torch.arange(first, first + tokens.shape[1], device=step.position.device)
+            if graphs is None:
+                return run(tokens, places, None)
+            limit = self.limits[0] if drafting else None
+            return graphs.read(run, self.model, cache, tokens, places, drafting, limit)
 
         try:
             drafted = [step.token]
             with _as_the_loop(step.token.device):
                 for i in range(many):
                     with _drafts() as certificates:
-                        logits = read(drafted[-1], i).logits[:, -1]
+                        logits = read(drafted[-1], i, True).logits[:, -1]
                     drafted.append(_chosen(drafts.choice, torch.cat(drafted, 1), logits))
+            drafts.look([layer.cache.last_report for layer in cache.layers], certificates)
             _show(cache, length)
             tokens = torch.cat(drafted, 1)
             outputs = read(tokens, 0)
-            told.look(certificates)
+            # The next call by the same graph writes over what this one returned.
+            logits = outputs.logits if outputs.past_key_values is not None else outputs.logits.clone()
         except BaseException:
             _show(cache, length)
             raise
         _show(cache, length + 1)
         told.drafted += many
         told.passes += 1
-        return _Ahead(length + 1, length + 1 + many, tokens[:, 1:], outputs.logits, step.position, type(outputs))
+        return _Ahead(length + 1, length + 1 + many, tokens[:, 1:], logits, step.position, type(outputs))
 
 
 def drafts_of(cache: CertifiedCache, limits: tuple[Any, ...] = (None,)) -> Drafts:
@@ -391,7 +484,7 @@ def _served(named: dict[str, Any], cache: CertifiedCache) -> _Step | str:
         if not isinstance(layer, CertifiedLayer) or layer.cache is None:
             return f"layer {i} keeps other things than keys and values"
         if layer.window is not None:
-            return f"layer {i} forgets what is beyond its window, and could not take drafts back"
+            return f"layer {i} has a sliding window, whose tokens move and cannot be taken back"
     if (drafts := cache.drafts) and drafts.choice is not None and drafts.choice.config.num_beams > 1:
         return "beams are compared after every token"
     unknown = sorted({name for name, x in named.items() if x is not None and x is not False} - _SERVED)

@@ -296,4 +296,15 @@ def _curves(claim: Claim, variant: str, case: tuple[Fraction, ...]) -> list[list
 
 
 _SUMMARY = "What is said of attention. Each statement has a verdict on record. Open one to see why, or guess first."
-PAGE = Page("claims", "Claims", _SUMMARY, 30, ClaimsInputs, preview, verdict, seconds=40.0, static=static)
+PAGE = Page(
+    "claims",
+    "Claims",
+    _SUMMARY,
+    30,
+    ClaimsInputs,
+    preview,
+    verdict,
+    seconds=40.0,
+    preview_seconds=40.0,  # every statement is spelled out before the first one
+    static=static,
+)

@@ -26,6 +26,7 @@ _LONGEST = 4000
 class ReadingInputs(Inputs):
     text: str = control("", "Your text", longest=_LONGEST, quiet=True)
     row: int | None = control(None, "Position of the word that asks", (1, 1023), quiet=True)
+    crossed: int | None = control(None, "Position of the word that is crossed out", (1, 1023), quiet=True)
     load: bool = control(False, "Load the model", quiet=True)
 
 
@@ -98,16 +99,32 @@ def model(inputs: ReadingInputs) -> Answer:
         return {"state": "absent", "source": _loader.source, "says": says}
 
 
-def live(inputs: ReadingInputs) -> Answer:
-    """What every head reads of the reader's own text."""
+def _loaded() -> Any:
     if _loader is None or _loader.loaded is None:
         raise ParameterError("model", "none", "is not loaded yet", "press the button that loads it")
+    return _loader.loaded
+
+
+def live(inputs: ReadingInputs) -> Answer:
+    """What every head reads of the reader's own text."""
+    loaded = _loaded()
     from avow.integrations.transformers.reading import reading_of
     from avow.lab.reading_data import plain_reading
 
-    loaded = _loader.loaded
     asking = [] if inputs.row is None else [inputs.row]
     return plain_reading(reading_of(loaded.model, loaded.tokenizer, inputs.text, asking, name=loaded.name))
+
+
+def without(inputs: ReadingInputs) -> Answer:
+    """The next words of the reader's own text without one of its words."""
+    loaded = _loaded()
+    from avow.integrations.transformers.reading import next_without_word
+    from avow.lab.reading_data import next_words
+
+    if inputs.row is None or inputs.crossed is None:
+        raise ParameterError("crossed", "none", "must be given with row", "name both positions")
+    next_ = next_without_word(loaded.model, loaded.tokenizer, inputs.text, inputs.row, inputs.crossed)
+    return {"next": next_words(next_)}
 
 
 def static() -> Answer:
@@ -124,6 +141,6 @@ PAGE = Page(
     ReadingInputs,
     preview,
     static=static,
-    calls={"model": model, "live": live},
+    calls={"model": model, "live": live, "without": without},
     short="A real model",
 )

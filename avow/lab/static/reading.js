@@ -2,8 +2,8 @@
 // state; stories come as scripts, one's own text from the lab.
 import {post} from "./lab.js";
 import {offerPython} from "./share.js";
-import {KINDS, atMost, brokenPromises, compared, fromAddress, fromCode, headName, keysRead, kindName, matching, nextWords,
-  percent, quoted, sentence, toAddress, unpack, wholeWord} from "./reading_data.js";
+import {KINDS, atMost, brokenPromises, compared, crossedSentence, fromAddress, fromCode, headName, keysRead, kindName, matching,
+  nextWords, percent, quoted, sentence, toAddress, unpack, wholeWord, wordAt} from "./reading_data.js";
 
 const at = id => document.getElementById(id);
 const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = at("thumbnails"), card = at("card");
@@ -13,9 +13,12 @@ const STORED = ["induction", "resting", "wide"];
 const SIDE = 10, PITCH = SIDE + 2, STEP = 1100, RESTED = 500, POLLED = 400, MOST_WRITTEN = 24;
 
 let reading = null, lights = null, spans = [], nodes = [], matched = new Set(), columns = 30, pale = [], dark = [];
-// `shown` words stand on the page, `trail` are the rows that the counters count, `preview` is the head pointed at.
-const state = {story: null, word: 0, head: null, s: 0, shown: 0, trail: [], preview: null, kind: null};
+// `shown` words stand on the page, `trail` are the rows that the counters count, `preview` is the head pointed at, and
+// `crossed` is which of the text's whole words nobody may read; while one is `crossing`, a click crosses out.
+const state = {story: null, word: 0, head: null, s: 0, shown: 0, trail: [], preview: null, kind: null, crossed: null};
+let crossing = false;
 const asking = () => reading.asked.get(state.word);
+const near = () => state.crossed === null ? nextWords(asking(), state.s) : asking().without[state.crossed];
 const lit = () => state.preview ?? state.head;
 
 function element(name, properties = {}, ...children) {
@@ -64,7 +67,8 @@ const loaded = address => new Promise((done, failed) =>
 function take(next, search, trail = []) {
   reading = next;
   lights = Float32Array.from(reading.weights, Math.sqrt);
-  const {word, head, s} = search === null ? {...state, word: reading.rows[0]} : fromAddress(search, reading);
+  const own = {...state, word: reading.rows[0], crossed: null};
+  const {word, head, s, crossed} = search === null ? own : fromAddress(search, reading);
   slider.max = reading.S;
   at("ticks").replaceChildren(...["exact", ...reading.stops.map(percent)].map(words => element("span", {}, words)));
   layText();
@@ -75,7 +79,8 @@ function take(next, search, trail = []) {
   at("heads-title").textContent = `${reading.H} heads, each with a habit`;
   at("reading").inert = at("below").inert = false;
   offerPython(python());
-  ask(word, trail);
+  at("cross").hidden = !reading.live && !reading.without.flat().length;
+  ask(word, trail, crossed);
 }
 
 /** This page again, in Python; nobody knows here which model the one story of a page of `avow.look` was read by. */
@@ -86,12 +91,13 @@ function python() {
 }
 
 /** Let a word ask; the text is shown as far as it was written then. */
-function ask(word, trail = []) {
-  state.word = word;
+function ask(word, trail = [], crossed = null) {
+  Object.assign(state, {word, crossed});
   state.trail = [...trail, asking()];
   state.shown = Math.max(reading.prompt, word + 1);
   const focused = text.contains(document.activeElement);
   text.replaceChildren(...nodes.slice(0, state.shown).flat(), slot);
+  cross(crossed !== null);
   draw();
   if (focused) spans[word].focus({preventScroll: true});
 }
@@ -111,30 +117,65 @@ function layText() {
     span.dataset.t = t;
     span.classList.toggle("start", !t);
     span.classList.toggle("written", t >= reading.prompt);
-    if (canAsk(t)) Object.assign(span, {role: "button", tabIndex: -1}).classList.add("asks");
   });
   text.classList.toggle("live", !!reading.live);
   text.classList.toggle("code", /\n {2}/.test(reading.words.join("")));
 }
 const canAsk = t => reading.live ? t > 0 : reading.asked.has(t);
 
+/** Have a click cross a word out, or have it ask again. */
+function cross(out) {
+  crossing = out;
+  spans.forEach((span, t) => {
+    const able = crossing ? t > 0 && t < state.word : canAsk(t);
+    if (able) span.role = "button"; else for (const name of ["role", "tabindex", "aria-pressed"]) span.removeAttribute(name);
+    span.classList.toggle("asks", !crossing && able);
+  });
+  text.classList.toggle("crossing", crossing);
+  at("cross").ariaPressed = crossing;
+}
+
+/** Cross out the whole word that a token belongs to, and put the one back that was. */
+async function crossOut(t) {
+  const word = wordAt(reading, t), asked = asking(), mine = reading, row = state.word;
+  if (reading.live && !asked.without[word]) {
+    const {answer, error} = await post("reading/without", JSON.stringify({text: ownText(), row, crossed: t}));
+    complain(error);
+    if (answer) asked.without[word] = answer.next;
+    if (mine !== reading || row !== state.word) return;
+  }
+  state.crossed = asked.without[word] && state.crossed !== word ? word : null;
+  draw();
+}
+at("cross").addEventListener("click", () => {
+  stop();
+  // What the model wrote by itself was not tried without a word.
+  if (!crossing && !reading.live && !asking().without.length) ask(reading.prompt - 1);
+  state.crossed = null;
+  cross(!crossing);
+  draw();
+});
+
 function drawWords() {
-  const {n, weights, levels, readers} = asking(), {s, word, shown} = state, head = lit();
+  const {n, weights, levels, readers} = asking(), {s, word, shown, crossed} = state, head = lit();
+  const [from, to] = crossed === null ? [0, 0] : [reading.starts[crossed], reading.starts[crossed + 1]];
+  const first = crossing ? from || 1 : word;
   for (let t = 0; t < shown; t++) {
-    const seen = t < n, span = spans[t], at = head * n + t;
+    const seen = t < n, span = spans[t], at = head * n + t, out = t >= from && t < to;
     const needed = head === null ? readers[s * n + t] : levels[at] >= s;
     const light = !seen ? 0 : head === null ? (needed / reading.H) ** 0.8 : lights[weights[at]];
     span.style.setProperty("--light", light.toFixed(3));
     span.classList.toggle("gone", seen && !needed);
     span.classList.toggle("later", !seen);
     span.classList.toggle("asking", t === word);
-    if (span.role) Object.assign(span, {tabIndex: t === word ? 0 : -1, ariaPressed: t === word});
+    if (span.role) Object.assign(span, {tabIndex: t === first ? 0 : -1, ariaPressed: t === word || out});
+    span.classList.toggle("crossed", out);
     const before = t >= reading.prompt && reading.asked.get(t - 1);
     span.classList.toggle("differs", !!before && nextWords(before, s)[0][0] !== reading.words[t]);
   }
   text.classList.toggle("one-head", head !== null);
   const last = word === shown - 1;
-  slot.textContent = last ? nextWords(asking(), s)[0][0].trim() || "↵" : "to the end";
+  slot.textContent = last ? near()[0][0].trim() || "↵" : "to the end";
   slot.classList.toggle("back", !last);
   if (echoing) drawEcho();
 }
@@ -182,7 +223,8 @@ function drawFact() {
   at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [
     mark("lamp", all ? "read by more heads" : "more weight"),
     mark("gone", all ? "needed by no head" : "proved not needed by this head"),
-    reading.live ? "click any word: what comes after it?" : mark("asks", "click it: what comes after it?")]);
+    crossing ? "click a word: what comes without it?" : reading.live ? "click any word: what comes after it?"
+      : mark("asks", "click it: what comes after it?")]);
 }
 
 let pointed = null;
@@ -192,7 +234,8 @@ for (const what of ["pointerover", "focusin"]) text.addEventListener(what, event
 for (const what of ["pointerleave", "focusout"]) text.addEventListener(what, () => point(NaN));
 slot.addEventListener("click", () => { if (state.word < reading.prompt - 1) choose(reading.prompt - 1); });
 text.addEventListener("click", event => {
-  if (canAsk(wordOf(event))) choose(wordOf(event));
+  if (spans[wordOf(event)]?.role) choose(wordOf(event));
+  else if (crossing && wordOf(event)) at("fact").textContent = "A word before the one that asks can be crossed out.";
   else if (wordOf(event)) at("fact").textContent = "In a stored story only the words with a dotted line can be clicked.";
 });
 text.addEventListener("keydown", event => {
@@ -207,6 +250,7 @@ text.addEventListener("keydown", event => {
 
 function choose(word) {
   stop();
+  if (crossing) { crossOut(word); return; }
   if (reading.live && !reading.asked.has(word)) { readOwn(ownText(), word); return; }
   ask(word);
 }
@@ -215,6 +259,7 @@ function choose(word) {
 
 slider.addEventListener("input", event => {
   state.s = Number(slider.value);
+  if (crossing) { state.crossed = null; cross(false); }
   draw();
   // What was drawn is on the screen when the frame it belongs to is over.
   const measure = () => performance.measure("avow:paint", {start: event.timeStamp, end: performance.now()});
@@ -223,7 +268,9 @@ slider.addEventListener("input", event => {
 
 let resting = 0;
 function draw() {
-  const says = sentence(reading, asking(), state.s), named = state.s ? percent(reading.stops[state.s - 1]) : "exact";
+  const says = state.crossed === null ? sentence(reading, asking(), state.s)
+    : crossedSentence(reading, asking(), state.s, state.crossed);
+  const named = state.s ? percent(reading.stops[state.s - 1]) : "exact";
   at("stop").textContent = named;
   slider.setAttribute("aria-valuetext", state.s ? `up to ${named}` : "exact: everything is read");
   [...at("ticks").children].forEach((tick, s) => tick.classList.toggle("here", s === state.s));
@@ -244,21 +291,23 @@ function draw() {
 }
 
 function drawNext() {
-  const rows = compared(asking(), state.s);
-  const list = at("next"), said = share => share === null ? "–" : percent(share);
+  const rows = compared(asking().next.exact, near());
+  // A word that a list does not hold is less likely than its last one.
+  const list = at("next"), said = (share, words) => share === null ? `<${percent(words.at(-1)[1]).replace("<", "")}` : percent(share);
   const both = name => ["exact", "near"].map(className => element(name, {className}));
   while (list.children.length < rows.length) {
     list.append(element("li", {}, element("b"), element("span", {className: "bars"}, ...both("i")), ...both("span")));
   }
-  const [[best]] = nextWords(asking(), state.s);
-  rows.forEach(({word, exact, near}, i) => {
+  const [[best]] = near();
+  rows.forEach(({word, exact, near: likely}, i) => {
     const [name, bars, one, two] = list.children[i].children;
     name.textContent = /[\p{L}\p{N}]/u.test(word) ? word.trim() : quoted(word);
     list.children[i].classList.toggle("best", word === best);
     bars.children[0].style.scale = `${exact ?? 0} 1`;
-    bars.children[1].style.scale = `${near ?? 0} 1`;
-    [one.textContent, two.textContent] = [said(exact), said(near)];
+    bars.children[1].style.scale = `${likely ?? 0} 1`;
+    [one.textContent, two.textContent] = [said(exact, asking().next.exact), said(likely, near())];
   });
+  at("near").textContent = state.crossed === null ? "at this error" : "without it";
   at("asks").textContent = `After ${quoted(state.word ? wholeWord(reading.words, state.word) : "start")}`;
 }
 

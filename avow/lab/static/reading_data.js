@@ -11,18 +11,18 @@ export async function unpack(reading) {
   const take = size => bytes.subarray(at, at += size);
   const asked = new Map(reading.rows.map((position, r) => [position, row(position + 1, H, S,
     {weights: take(H * (position + 1)), levels: take(H * (position + 1)), bounds: take(H * S), errors: take(H * S)},
-    reading.next[r], reading.read[r])]));
+    reading.next[r], reading.read[r], reading.without[r])]));
   return {...reading, H, S, asked, promises: take(H * reading.methods.length), data: null};
 }
 
 /** One asking word: `kept` counts the tokens each head needs, `readers` the heads that need each token. */
-function row(n, H, S, arrays, next, read) {
+function row(n, H, S, arrays, next, read, without) {
   const kept = new Uint16Array((S + 1) * H), readers = new Uint16Array((S + 1) * n);
   for (let h = 0, i = 0; h < H; h++) for (let t = 0; t < n; t++, i++) for (let s = 0; s <= arrays.levels[i]; s++) {
     kept[s * H + h]++;
     readers[s * n + t]++;
   }
-  return {...arrays, n, kept, readers, next, read: [1, ...read]};
+  return {...arrays, n, kept, readers, next, read: [1, ...read], without};
 }
 
 /** The next words at a position of the slider, most probable first. */
@@ -62,9 +62,9 @@ export function matching(reading, words) {
   return all.filter(h => `${kindName(reading.kinds[h])} ${reading.kinds[h]}`.includes(wanted));
 }
 
-/** Up to `most` next words with their exact and approximate probabilities; null where a list does not hold the word. */
-export function compared(row, s, most = 5) {
-  const exact = new Map(row.next.exact), near = new Map(nextWords(row, s)), [best] = near.keys();
+/** Up to `most` next words with both probabilities; null where a list does not hold the word. */
+export function compared(exactly, nearly, most = 5) {
+  const exact = new Map(exactly), near = new Map(nearly), [best] = near.keys();
   const words = [...exact.keys()].slice(0, most);
   if (!words.includes(best)) words[most - 1] = best;
   return words.map(word => ({word, exact: exact.get(word) ?? null, near: near.get(word) ?? null}));
@@ -105,20 +105,39 @@ export function sentence(reading, row, s) {
     + `Tried: the next word ${word}.`;
 }
 
-/** What an address says: story, asking word, head, position of the slider; null or 0 where it says nothing usable. */
+/** Which of the text's whole words a token belongs to. */
+export const wordAt = (reading, t) => reading.starts.findLastIndex(start => start <= t);
+
+/** What crossing out a whole word did to the next one, in a sentence; `heads` must read it at the slider's position. */
+export function crossedSentence(reading, row, s, word) {
+  const [[exact, chance]] = row.next.exact, [[near, now]] = row.without[word], from = reading.starts[word];
+  const heads = Math.max(...row.readers.subarray(s * row.n + from, s * row.n + reading.starts[word + 1]));
+  const name = quoted(reading.words.slice(from, reading.starts[word + 1]).join(""));
+  const was = percent(chance), is = percent(now);
+  const what = near !== exact ? `changes from ${quoted(exact)}, ${was}, to ${quoted(near)}, ${is}`
+    : `is still ${quoted(near)}, ${is === was ? `${is} as before` : `${is} instead of ${was}`}`;
+  return `Tried without ${name}: the next word ${what}. `
+    + (s ? `At this error ${heads} of ${reading.H} heads must read it.` : "No later word may read it now.");
+}
+
+/** What an address says: story, asking word, head, position of the slider, the word that is crossed out; null or 0
+ * where it says nothing usable. */
 export function fromAddress(search, reading) {
   const says = new URLSearchParams(search), [layer, head] = (says.get("head") ?? "").split(".").map(Number);
   const word = Number(says.get("word") ?? NaN), tolerance = Number(says.get("tol") ?? NaN);
   const known = layer < reading.layers && head < reading.heads;
-  return {word: reading.asked.has(word) ? word : reading.prompt - 1, head: known ? layer * reading.heads + head : null,
-    s: reading.stops.indexOf(tolerance) + 1};
+  const asks = reading.asked.has(word) ? word : reading.prompt - 1;
+  const crossed = reading.starts.indexOf(Number(says.get("without") ?? NaN));
+  return {word: asks, head: known ? layer * reading.heads + head : null, s: reading.stops.indexOf(tolerance) + 1,
+    crossed: reading.asked.get(asks).without[crossed] ? crossed : null};
 }
 
 /** The address of a state; what is as it is at first is left out. */
-export function toAddress({story, word, head, s}, reading) {
+export function toAddress({story, word, head, s, crossed}, reading) {
   const says = new URLSearchParams({story});
   if (word !== null && word !== reading.prompt - 1) says.set("word", word);
   if (head !== null) says.set("head", `${Math.floor(head / reading.heads)}.${head % reading.heads}`);
   if (s) says.set("tol", reading.stops[s - 1]);
+  if (crossed !== null) says.set("without", reading.starts[crossed]);
   return `?${says}`;
 }

@@ -73,11 +73,6 @@ def numbered(names: str, low: float, high: float) -> Ranges:
     return dict.fromkeys(names.split(), (low, high))
 
 
-def of_versions(excess: Excess) -> tuple[Excess, Excess]:
-    """The excess of a claim on two `Versions`: as stated, and as amended."""
-    return lambda pair, *case: excess(pair.stated, *case), lambda pair, *case: excess(pair.amended, *case)
-
-
 # The statement as data, or what makes it of the claim's subject.
 Formal = Any
 # Stands for the claim's own subject, where None may be a subject.

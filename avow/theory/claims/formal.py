@@ -230,12 +230,14 @@ def each(index: Any, low: Any, high: Any, body: Formula) -> Formula:
 class Spans(NamedTuple):
     """Where cases of a search lie: two ends by name, and how a case is made of one number of each.
 
-    `meets` are hypotheses that no evaluation can see and that every case meets by how it is made.
+    `meets` are hypotheses that no evaluation can see and that every case meets by how it is made. `denied` tells by how
+    much the best there is in a case falls short of what the statement says there is: no evaluation sees that, either.
     """
 
     ranges: Mapping[str, Any]
     case: Any
     meets: tuple[Formula, ...] = ()
+    denied: Any = None
 
 
 @dataclass(frozen=True)
@@ -331,15 +333,17 @@ class Statement:
         named = {text(variable): words for variable, words in self.variables.items()}
         return named | {text(name): text(term) for name, term in self.where.items()}
 
-    def violated(self, case: Case) -> str | None:
+    def violated(self, case: Case, part: str = "") -> str | None:
         """The name of a part that fails for certain in a case where every hypothesis holds; None if there is none.
 
         Args:
             case: numbers for the variables.
+            part: the only part that is asked for, where it is given.
         """
         if not all(holds(formula, case) is True for formula in self.hypotheses):
             return None
-        return next((name for name, formula in self.parts.items() if holds(formula, case) is False), None)
+        parts = {part: self.parts.get(part, sympy.true)} if part else self.parts
+        return next((name for name, formula in parts.items() if holds(formula, case) is False), None)
 
     def excess(self, case: Case) -> arb:
         """By how much a case breaks the statement, a ball: above zero it does.
@@ -351,8 +355,10 @@ class Statement:
         unmet = [one for one in self.hypotheses if one not in met and holds(one, case) is not True]
         if unmet:
             return -abs(intervals.most([violation(formula, case) for formula in unmet]))
+        denied = [self.spans.denied(case)] if isinstance(self.spans, Spans) and self.spans.denied else []
         # What says that something exists cannot be evaluated, only proved or denied.
-        return intervals.most([violation(part, case) for part in self.parts.values() if not part.has(Exists)])
+        seen = [violation(part, case) for part in self.parts.values() if not part.has(Exists)]
+        return intervals.most(seen + denied)
 
 
 def variables(formula: Formula) -> set[Any]:
@@ -569,7 +575,7 @@ def _fraction(term: Any, case: Case) -> Any:
 
 
 # Functions that fractions go through as fractions.
-_EXACT = (sympy.Abs, sympy.Max, sympy.Min, sympy.floor, Measured)
+_EXACT = (sympy.Abs, sympy.Max, sympy.Min, sympy.floor, sympy.KroneckerDelta, Measured)
 
 
 def _exactly(one: Any) -> Any:
@@ -622,6 +628,9 @@ def violation(formula: Formula, case: Case) -> arb:
         if formula.rel_op == "==" and _fraction(formula.lhs - formula.rhs, case) == 0:
             return arb(-1)
         gap = value(formula.lhs, case) - value(formula.rhs, case)
+        if gap.is_exact() and gap == 0:
+            # An equality that is certain settles the formula, where a gap of nothing would leave it open.
+            return arb(-1 if formula.rel_op in ("<=", ">=", "==") else 1)
         if formula.rel_op in ("==", "!="):
             return abs(gap) if formula.rel_op == "==" else -abs(gap)
         return gap if formula.rel_op in ("<=", "<") else -gap
@@ -775,6 +784,10 @@ class _Text(StrPrinter):
     def _print_exp(self, formula: Any) -> str:
         inside = self._print(formula.args[0])
         return f"e^{inside}" if re.fullmatch(r"\w", inside) else f"e^({inside})"
+
+    def _print_Rational(self, number: Any) -> str:
+        # Two decimals, as a reader would write them, but not what is below one.
+        return f"{float(number):.2f}" if number.q in (50, 100) and number > 1 else str(super()._print_Rational(number))
 
     def _print_KroneckerDelta(self, formula: Any) -> str:
         return f"[{' = '.join(map(self._print, formula.args))}]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import dataclasses
+import copy
 import functools
 import importlib
 import importlib.util
@@ -128,7 +128,14 @@ def _claims_of(module: Any, source: str) -> list[Claim]:
     claims = {id(item): item for item in vars(module).values() if isinstance(item, Claim)}
     # One that was imported belongs to the module that wrote it.
     own = [one for one in claims.values() if getattr(one.check, "__module__", module.__name__) == module.__name__]
-    return [dataclasses.replace(one, source=source) for one in own]
+    return [_from(one, source) for one in own]
+
+
+def _from(claim: Claim, source: str) -> Claim:
+    """A copy that notes its source; its words are those of the original, and spelling them again would take long."""
+    noted = copy.copy(claim)
+    object.__setattr__(noted, "source", source)
+    return noted
 
 
 @contextlib.contextmanager

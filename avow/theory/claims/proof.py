@@ -16,6 +16,7 @@ from typing import Any
 
 from sympy import Not
 
+from avow.numerics import intervals
 from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.claims.formal import Case, Statement, holds, instance, text
 from avow.theory.claims.rules.analysis import Analysis
@@ -40,12 +41,13 @@ class Refutation:
         self._cases: list[Evidence] = []
         self._proofs: list[tuple[Proof, Evidence]] = []
 
-    def case(self, values: Case, says: str, **facts: Any) -> None:
-        """A case in which every hypothesis holds and a part of the conclusion does not, for certain."""
-        part = self.statement.violated(values)
-        if part is None:
+    def case(self, values: Case, says: str, part: str = "", **facts: Any) -> None:
+        """A case in which every hypothesis holds, and a part of the conclusion (this one, or any) does not for sure."""
+        # What is all but equal needs more bits to be told apart.
+        fails = intervals.decided(lambda: self.statement.violated(values, part), most=4096)
+        if fails is None:
             raise Unproved(f"{says}: this is not a counterexample")
-        self._cases.append(Evidence("counterexample", says, self._facts(values, part) | facts))
+        self._cases.append(Evidence("counterexample", says, self._facts(values, fails) | facts))
 
     def impossible(self, values: Case, part: str, says: str) -> Proof:
         """A proof to be given that a part of the conclusion fails in a case: for what no evaluation can deny.

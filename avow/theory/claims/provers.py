@@ -48,7 +48,10 @@ def _linear(total: Sum) -> Any:
     length = high - low
     if length.is_Integer and length <= 0:
         return canonical(refreshed(body).xreplace({index: low})) if length == 0 else sympy.Integer(0)
-    body = sympy.expand(_split(body), power_exp=False, log=False, power_base=False)
+    # A logarithm is the same unknown inside a sum and outside of it: what it is of stays as it was written.
+    kept = {one: sympy.Dummy(real=True) for one in body.atoms(sympy.log)}
+    body = sympy.expand(_split(body.xreplace(kept)), power_exp=False, log=False, power_base=False)
+    body = body.xreplace({dummy: one for one, dummy in kept.items()})
     out: Any = sympy.Integer(0)
     for term in sympy.Add.make_args(body):
         outside, inside = sympy.Mul(sympy.Integer(1)), []
@@ -186,6 +189,9 @@ class _Translator:
             for branch, condition in reversed(term.args):
                 out = z3.If(self.boolean(condition), self.real(branch), out)
             return out
+        if isinstance(term, sympy.Heaviside):
+            inside, at_zero = map(self.real, term.args)
+            return z3.If(inside > 0, z3.RealVal(1), z3.If(inside < 0, z3.RealVal(0), at_zero))
         if isinstance(term, sympy.tanh):
             return self.real((exp(2 * term.args[0]) - 1) / (exp(2 * term.args[0]) + 1))
         if isinstance(term, sympy.KroneckerDelta):

@@ -1,6 +1,6 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-First come equality, signs and induction in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
+First come equality and signs in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
 is the weakest, support and never proof. A ball is a number with a radius (python-flint's `arb`): the true value lies
 within it, so a comparison of balls that comes out true is proved.
 
@@ -17,10 +17,8 @@ Args:
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -28,13 +26,8 @@ import torch
 from flint import arb
 
 from avow.numerics import intervals
-from avow.theory.claims.claim import Formula
 from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.kernel import conditions
-from avow.theory.claims.rules.analysis import SMOOTH
 from avow.theory.constructions.construction import Construction
-
-Box = Sequence[tuple[float | Fraction, float | Fraction]]
 
 
 def symbols(**names: str) -> list[Any]:
@@ -57,25 +50,6 @@ def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidenc
     return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
 
 
-def equal_matrices(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
-    """Two matrices of expressions are equal, entry by entry."""
-    left, right = sympy.Matrix(left), sympy.Matrix(right)
-    if left.shape != right.shape:
-        raise Unproved(f"{says}: shapes {left.shape} and {right.shape} differ")
-    for row in range(left.rows):
-        for column in range(left.cols):
-            identity(left[row, column], right[row, column], f"{says}, entry ({row + 1}, {column + 1})")
-    return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
-
-
-def same_product(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
-    """Two expressions in matrix symbols are equal, whatever sizes the symbols stand for."""
-    left, right = (sympy.expand(side).doit() for side in (left, right))
-    if left.shape != right.shape or left != right:
-        raise Unproved(f"{says}: {left} is not {right}")
-    return Evidence("symbolic", says, {"equal": sympy.latex(left), "size": str(left.shape)}, amended)
-
-
 def nonnegative(expression: Any, says: str, amended: bool = False) -> Evidence:
     """An expression is never negative under the assumptions its symbols carry; SymPy must be able to see it."""
     return _signed("nonnegative", expression, says, amended)
@@ -93,57 +67,6 @@ def _signed(sign: str, expression: Any, says: str, amended: bool) -> Evidence:
         if getattr(form, f"is_{sign}"):
             return Evidence("symbolic", says, {sign: sympy.latex(form)}, amended)
     raise Unproved(f"{says}: cannot see that {expression} is {sign}")
-
-
-def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amended: bool = False) -> Evidence:
-    """An expression is never negative from `start` on: it is not there, and its slope is not beyond.
-
-    Where the slope's own sign cannot be seen, it is asked the same way, up to the third. The expression must be smooth
-    from `start` on; its other symbols keep their assumptions.
-
-    Args:
-        variable: the symbol that grows.
-        start: the number or expression it grows from.
-    """
-    expression, start = _exact(expression), _exact(start)
-    beyond = start + sympy.Dummy("beyond", nonnegative=True)
-    if not all(isinstance(part, SMOOTH) for part in expression.atoms(sympy.Function)):
-        raise Unproved(f"{says}: {expression} is not known to be smooth")
-    for condition in conditions(expression):
-        # What jumps may be above zero, and rise wherever it is smooth, and fall below zero all the same.
-        there = condition.subs(variable, beyond)
-        side = there.lhs - there.rhs if there != sympy.true else sympy.Integer(1)
-        forms = (sympy.expand(side), sympy.factor(side))
-        signs = ("is_positive", "is_negative") if isinstance(condition, sympy.Ne) else ("is_positive",)
-        if not any(getattr(form, sign) for form in forms for sign in signs):
-            raise Unproved(f"{says}: {expression} may have no value, unless {there}")
-    slopes = [expression]
-    for _ in range(3):
-        nonnegative(slopes[-1].subs(variable, start), f"{says}, at the start")
-        slopes.append(sympy.diff(slopes[-1], variable))
-        try:
-            nonnegative(slopes[-1].subs(variable, beyond), f"{says}, the slope beyond")
-        except Unproved as error:
-            trouble = error
-        else:
-            facts = {"nonnegative": sympy.latex(expression), "from": sympy.latex(start)}
-            return Evidence("symbolic", says, facts | {"slopes": list(map(sympy.latex, slopes[1:]))}, amended)
-    raise trouble
-
-
-def induction(form: Formula, first: int, start: Any, step: Formula, says: str, amended: bool = False) -> Evidence:
-    """A quantity that is `start` at `first` and goes from n to n+1 by `step(quantity, n)` is `form(n)` at every n.
-
-    Args:
-        form: the formula, a function of n.
-        first: the n to begin at.
-        start: the quantity there.
-        step: the quantity at n + 1, a function of the quantity at n and of n.
-    """
-    n = sympy.Symbol("n", integer=True, positive=first > 0, nonnegative=True if first >= 0 else None)
-    identity(form(sympy.Integer(first)), start, f"{says}, at n = {first}")
-    identity(form(n + 1), step(form(n), n), f"{says}, from n to n + 1")
-    return Evidence("symbolic", says, {"for all n from": first, "form": sympy.latex(_exact(form(n)))}, amended)
 
 
 def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evidence:
@@ -167,43 +90,6 @@ def enclosed(holds: bool | Callable[[], bool], says: str, amended: bool = False,
     if not intervals.decided(lambda: True if _truth(ask()) else None, most=4096):
         raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
     return Evidence("balls", says, facts, amended)
-
-
-def cover(
-    holds: Callable[..., bool], box: Box, says: str, amended: bool = False, most: int = 20000, bits: int = 64
-) -> Evidence:
-    """A condition on balls is true on every piece of a box, which is halved where it is not yet.
-
-    `holds(x, y, …)` gets one ball per side and may only return True when it is so for all their numbers.
-
-    Args:
-        holds: the condition, a function of one ball for each side of the box.
-        box: the two ends of each side.
-        most: how many pieces are tried at most.
-        bits: the precision of the balls.
-    """
-    for side in box:
-        if not side[0] <= side[1]:
-            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is not an interval")
-    pieces = [(0.0, 0, tuple((Fraction(low), Fraction(high)) for low, high in box))]
-    tried = 0
-    with intervals.precision(bits):
-        while pieces:
-            _, _, piece = heapq.heappop(pieces)
-            tried += 1
-            if tried > most:
-                where = ", ".join(f"[{float(low):.6g}, {float(high):.6g}]" for low, high in piece)
-                raise Unproved(f"{says}: still open after {most} pieces, at {where}")
-            if _truth(holds(*(intervals.interval(low, high) for low, high in piece))):
-                continue
-            widest = max(range(len(piece)), key=lambda i: piece[i][1] - piece[i][0])
-            low, high = piece[widest]
-            middle = (low + high) / 2
-            for i, half in enumerate(((low, middle), (middle, high))):
-                halved = (*piece[:widest], half, *piece[widest + 1 :])
-                heapq.heappush(pieces, (-float(high - low), 2 * tried + i, halved))
-    domain = " × ".join(f"[{float(low):g}, {float(high):g}]" for low, high in box)
-    return Evidence("balls", says, {"domain": domain, "pieces": tried}, amended)
 
 
 def law(probability: arb, low: float, high: float, says: str, amended: bool = False, **facts: Any) -> Evidence:
@@ -275,55 +161,6 @@ def search(
             (-value).backward()
             climber.step()
     return Evidence("search", says, {"trials": restarts * steps, "closest": worst}, amended)
-
-
-def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
-    """The number of a floating point type nearest to a real one, exactly, or ±inf where it overflows.
-
-    `number` is asked with more bits until its ball lies strictly between two halfway points; on one, it never does.
-    """
-    form = torch.finfo(dtype)
-    top, relative, tiny = Fraction(form.max), Fraction(form.eps), Fraction(form.tiny)
-
-    def spacing(size: Fraction) -> Fraction:
-        """From one number of the type to the next; below the smallest normal number it stays the same."""
-        if size < 2 * tiny:
-            return relative * tiny
-        exponent = size.numerator.bit_length() - size.denominator.bit_length()
-        # 2^exponent is within a factor of two of the size.
-        return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
-
-    overflow, vanish = top + spacing(top) / 2, spacing(Fraction(0)) / 2
-
-    def nearest() -> Any:
-        x = number()
-        if not x.is_finite():
-            return None
-        # Far beyond either end of the type, the number itself would be too long to write out.
-        if abs(x) < intervals.ball(vanish):
-            return Fraction(0)
-        sign = -1 if x < 0 else 1
-        magnitude = sign * x
-        if magnitude > intervals.ball(overflow):
-            return sign * math.inf
-        mantissa, exponent = (int(part) for part in x.mid().man_exp())
-        size = abs(mantissa) * Fraction(2) ** exponent
-        candidate = round(size / spacing(size)) * spacing(size)
-        # Half the way to either neighbour; the one below is nearer where the exponent changes.
-        above, below = spacing(candidate) / 2, spacing(candidate * (1 - relative / 4)) / 2
-        low, high = intervals.ball(candidate - below), intervals.ball(min(candidate + above, overflow))
-        return sign * candidate if low < magnitude < high else None
-
-    decided = intervals.decided(nearest)
-    if decided is None:
-        raise Unproved(f"balls cannot tell which {dtype} is nearest to {number()}")
-    return decided
-
-
-def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
-    """A real number as a type holds it, exactly; what overflows is the largest number there."""
-    value = rounded(number, dtype)
-    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
 
 
 def _exact(expression: Any) -> Any:

@@ -5,30 +5,34 @@ Head i attends by its own query, and the answer is the mean of the heads' output
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sympy
-import torch
-from flint import arb, arb_mat
-from sympy import Matrix, Rational, Symbol
+from flint import arb
+from sympy import Rational, Symbol
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics.intervals import ball, most, normal_cdf
-from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Falsifier, Formula, claims_on
 from avow.theory.claims.elementary import exp, log
 from avow.theory.claims.evidence import Evidence
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
-from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
 
 claim = claims_on("heads")
+m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
+n, below_one, EPSILON = m + 1, 1 / (1 + Symbol("x", positive=True)), {"ε": (0.01, 0.99)}
+
+
+def enough(amended: bool = False) -> Evidence:
+    """A sum of the other exponentials of at most ε is a weight of at least 1/(1+ε)."""
+    total = Symbol("S", nonnegative=True)
+    short = 1 / (1 + total) - 1 / (1 + total + slack)
+    return nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
 
 
 def _discrete_picture() -> Chart:
@@ -252,119 +256,3 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
     variance = (sigma**2 + sigma**2 + 2 * rho * sigma**2) / 4
     yield identity(variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2")
     yield identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
-
-
-# Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
-A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
-away_from_b = 1 - B * H * Bt
-
-
-class Projectors(NamedTuple):
-    """What to multiply v_a + v_b by: for orthonormal A and B with AᵀB = 0, and for independent spans."""
-
-    orthogonal: Any = A * At
-    oblique: Any = A * G * At * R
-
-
-def _oblique(a: Matrix, b: Matrix) -> Matrix:
-    away = sympy.eye(a.rows) - b * (b.T * b).inv() * b.T
-    return a * (a.T * away * a).inv() * a.T * away
-
-
-def _project_picture() -> Table:
-    a = Matrix([1, 0])
-    others = Matrix([0, 1]), Matrix([3, 4]) / 5
-    maps = (("Aᵀ", [a.T] * 2), ("AAᵀ", [a * a.T] * 2), ("the oblique projector", [_oblique(a, b) for b in others]))
-    rows = [
-        (name, *(str(list(matrix * (2 * a + b))) for matrix, b in zip(matrices, others, strict=True)))
-        for name, matrices in maps
-    ]
-    headings = "multiplied by", "v_b = (0, 1)", "v_b = (3/5, 4/5)"
-    return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
-
-
-def _word(word: Any, letters: Mapping[Any, arb_mat]) -> Any:
-    """A word in matrices, multiplied out; a number in it is so many times the identity."""
-    if word in letters:
-        return letters[word]
-    if word.is_Integer:
-        return int(word)
-    parts = (_word(part, letters) for part in word.args)
-    return functools.reduce(operator.add if isinstance(word, sympy.Add) else operator.mul, parts)
-
-
-def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
-    """How far a word takes Ax + By from Ax; coordinates that it returns instead are the first ones of the plane."""
-    h = (b.transpose() * b).inv()
-    away = 1 - b * h * b.transpose()
-    g = (a.transpose() * away * a).inv()
-    letters = {A: a, At: a.transpose(), B: b, Bt: b.transpose(), H: h, G: g, R: away}
-    image = (_word(word, letters) * (a * x + b * y)).entries()
-    padded = [*image, *[arb(0)] * (2 - len(image))]
-    return most([abs(got - wanted) for got, wanted in zip(padded, (a * x).entries(), strict=True)])
-
-
-def _spans(turn: arb, angle: arb) -> tuple[arb_mat, arb_mat, arb_mat]:
-    """A unit vector of the plane, the one at a right angle to it, and one at another angle, a part of half a turn."""
-    angles = (2 * arb.pi() * turn + arb.pi() * more for more in (arb(0), arb(1) / 2, angle))
-    a, across, oblique = (arb_mat([[at.cos()], [at.sin()]]) for at in angles)
-    return a, across, oblique
-
-
-def _coordinates(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
-    """In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By."""
-    a, across, _ = _spans(turn, angle)
-    return _missed(At, a, across, x, y)
-
-
-def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
-    a, across, oblique = _spans(turn, angle)
-    return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
-
-
-@claim(
-    "project-out",
-    expected="corrected",
-    statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
-    r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",
-    plain="Where the values of two kinds live in orthogonal spans, Aᵀ recovers v_a from v_a + v_b.",
-    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top R\,(v_a+v_b) ="
-    r" v_a,\ R = I - B(B^\top B)^{-1}B^\top",
-    amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
-    " orthogonal the oblique projector does it.",
-    assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
-    subject=Projectors(),
-    sabotage={
-        "the transpose alone": Projectors(orthogonal=At),
-        "the orthogonal projector for spans at an angle": Projectors(oblique=A * At),
-        "the projector of the other span": Projectors(orthogonal=1 - A * At),
-    },
-    picture=_project_picture,
-    falsifier=Falsifier({"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}, _coordinates, _projected),
-)
-def project_out(projectors: Projectors) -> Iterator[Evidence]:
-    a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
-    value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
-    got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
-    says = "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane"
-    facts = {"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]}
-    yield counterexample(got != [5 * ours for ours in a], says, "exact rationals", **facts)
-    coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
-    a_part = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield identity(a_part, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
-
-    a_part = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
-    yield identity(a_part, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
-    gone = sympy.expand((projectors.oblique * B * y).subs(R, away_from_b)).subs(H * Bt * B, 1)
-    yield identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
-    square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
-    says = "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists"
-    yield identity(square, sympy.expand(away_from_b), says, True)
-    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
-    oblique, nothing = _oblique(a, b), sympy.zeros(2, 1)
-    says = "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through"
-    separates = oblique * a == a and oblique * b == nothing and a * a.T * b != nothing
-    yield rational(separates, says, True, P=oblique.tolist(), leak=(a.T * b)[0])
-    projection = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
-    yield kept(projection, "the library's projector for these two, rounded to float32", True)

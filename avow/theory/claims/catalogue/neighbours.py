@@ -9,20 +9,35 @@ from __future__ import annotations
 import importlib
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from flint import arb
+from sympy import And, Eq, Sum, exp
 
 from avow.core.chart import Table
-from avow.numerics.intervals import ball, lower, most, precision, softmax, upper
-from avow.theory.claims.claim import Falsifier, claims_on, numbered
-from avow.theory.claims.evidence import Evidence
-from avow.theory.claims.toolbox import counterexample
+from avow.numerics.intervals import ball, lower, precision, upper
+from avow.theory.claims.claim import claims_on
+from avow.theory.claims.formal import Measured, Spans, Statement, decimal, each, real, sequence, whole
+from avow.theory.claims.proof import Refutation
+from avow.theory.claims.stored import float64
 
 claim = claims_on("neighbours")
+(i, j), number = whole("i j"), real("x")
+least, most, x = sequence("ell u x")
 Ends = tuple[Fraction, Fraction]
+
+
+def measured(name: str, count: int, of: Callable[..., Fraction | float]) -> Any:
+    """A term by this name that a package computes from so many floats."""
+
+    def value(_: Any, values: Sequence[arb]) -> arb:
+        return ball(of(*map(float, values)))
+
+    return type(name, (Measured,), {"nargs": (count,), "measured": value})
+
 
 # Floats whose exponential mpmath 1.3.0 does not enclose at its default precision; found by trying many.
 _POINTS = (75.49186049723357, 81.69777653902975, 264.7099494513692, 694.6006513839093, -219.26001185527815)
@@ -48,41 +63,42 @@ def _exp_picture() -> Table:
     return Table("Intervals that do hold e^x at these points", ("x", "low", "high"), rows)
 
 
-def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
-    """x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself."""
-    # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
-    x = math.log(1 + 10.0 ** -float(exponent))
-    low, high = map(ball, enclosure(x))
-    return (low - arb(x).exp()).max(arb(x).exp() - high)
+def _enclosed(enclosure: Callable[[float], Ends]) -> Statement:
+    def case(exponent: Any) -> dict[Any, Any]:
+        # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
+        return {number: Fraction(math.log(1 + 10.0 ** -float(exponent)))}
+
+    low, high = (
+        measured(name, 1, lambda x, at=at: enclosure(x)[at])(number) for at, name in enumerate(("low", "high"))
+    )
+    return Statement(
+        variables={number: "a float"},
+        given=[Eq(float64(number), number)],
+        then={"enclosed": And(low <= exp(number), exp(number) <= high)},
+        terms={"exponential": exp(number), "low": low, "high": high},
+        notes=["mpmath 1.3.0: low and high are the ends of its interval, at its default precision of 53 bits"],
+        spans=Spans({"a": (0, 6)}, case),
+    )
 
 
 @claim(
     "mpmath-iv-exp",
     expected="refuted",
-    statement=r"e^x \in \texttt{mpmath.iv.exp}(x)",
-    plain="The interval exponential of mpmath 1.3.0 encloses the exponential.",
-    assumptions=("mpmath 1.3.0, at its default precision of 53 bits",),
+    formal=_enclosed,
+    plain="The interval exponential of mpmath encloses the exponential {exponential} of a float: between {low} and"
+    " {high}.",
     requires=("mpmath==1.3.0",),
     subject=_exp_by_mpmath,
     sabotage={"balls of python-flint": _exp_by_balls},
     picture=_exp_picture,
-    falsifier=Falsifier({"a": (0, 6)}, _exponential),
 )
-def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
-    point = next((x for x in _POINTS if _outside(x, *enclosure(x))), _POINTS[0])
+def mpmath_iv_exp(against: Refutation, enclosure: Callable[[float], Ends]) -> None:
+    point = _POINTS[0]
     low, high = enclosure(point)
     with precision(128):
         truth = arb(point).exp().str(30, radius=False)
-    says = f"e^{point} lies outside the interval given for it"
-    facts = {"x": repr(point), "low": str(low), "high": str(high), "truth": truth, "version": "mpmath 1.3.0"}
-    yield counterexample(_outside(point, low, high), says, "balls of python-flint at up to 4,096 bits", **facts)
-
-
-def _outside(x: float, low: Fraction, high: Fraction) -> bool:
-    """Whether e^x certainly lies outside an interval."""
-    with precision(4096):
-        truth = arb(x).exp()
-        return bool(truth < ball(low) or truth > ball(high))
+    facts = {"low": str(low), "high": str(high), "truth": truth, "version": "mpmath 1.3.0"}
+    against.case({number: Fraction(point)}, f"e^{point} lies outside the interval given for it", **facts)
 
 
 # The box of two logits, and a corner of it: the first logit as low as it goes, the second as high.
@@ -115,34 +131,45 @@ def _softmax_picture() -> Table:
     return Table(title, ("", "least", "most", "at the corner"), rows)
 
 
-def _softmax(bounds: Bounds, *case: arb) -> arb:
-    """A box for two logits, and its corners."""
-    box = torch.tensor([sorted(map(float, case[at : at + 2])) for at in (0, 2)], dtype=torch.float64)
-    least, top = (x.tolist() for x in bounds(*box.T))
-    missed = []
-    for corner in ([box[0, 0], box[1, 1]], [box[0, 1], box[1, 0]]):
-        weights = softmax([ball(x) for x in corner])
-        missed += [arb(bound) - weight for bound, weight in zip(least, weights, strict=True)]
-        missed += [weight - arb(bound) for bound, weight in zip(top, weights, strict=True)]
-    return most(missed)
+def _within(bounds: Bounds) -> Statement:
+    def end(which: int) -> Callable[..., float]:
+        def of(place: float, *box: float) -> float:
+            low, high = (torch.tensor(ends, dtype=torch.float64) for ends in (box[:2], box[2:]))
+            return float(bounds(low, high)[which][round(place) - 1])
+
+        return of
+
+    def case(*numbers: Any) -> dict[Any, Any]:
+        box = [sorted(map(decimal, numbers[at : at + 2])) for at in (0, 2)]
+        corner = [box[0][0], box[1][1]]
+        return {least: [low for low, _ in box], most: [high for _, high in box], x: corner}
+
+    box = (least[1], least[2], most[1], most[2])
+    low, high = (measured(name, 5, end(at))(i, *box) for at, name in enumerate(("low", "high")))
+    weight = exp(x[i]) / Sum(exp(x[j]), (j, 1, 2))
+    return Statement(
+        variables={least: "how low each of two logits may be", most: "how high", x: "the logits"},
+        given=[each(i, 1, 2, And(least[i] <= x[i], x[i] <= most[i]))],
+        then={"above": each(i, 1, 2, low <= weight), "below": each(i, 1, 2, weight <= high)},
+        terms={"weight": weight, "low": low, "high": high},
+        notes=["auto_LiRPA 0.3: low and high are from its softmax operator by intervals, which is not its default"],
+        spans=Spans(dict.fromkeys(("x₁", "x₁′", "x₂", "x₂′"), (-120, 0)), case),
+    )
 
 
 @claim(
     "auto-lirpa-softmax",
     expected="refuted",
-    statement=r"x \in [\ell, u] \;\Rightarrow\; \mathrm{softmax}(x)_i \le \overline{\mathrm{softmax}}_i(\ell, u)"
-    r" \text{ as auto\_LiRPA computes it}",
-    plain="The bounds that auto_LiRPA 0.3 gives for softmax over a box of logits, by intervals, hold.",
-    assumptions=("auto_LiRPA 0.3, its softmax operator by intervals, which is not its default",),
+    formal=_within,
+    plain="The bounds {low} and {high} that auto_LiRPA gives for softmax over a box of logits, by intervals, hold for"
+    " the weights {weight}.",
     requires=("auto_LiRPA==0.3",),
     subject=_softmax_by_auto_lirpa,
     sabotage={"bounds from the corners": _softmax_by_corners},
     picture=_softmax_picture,
-    falsifier=Falsifier(numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax),
 )
-def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
-    _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
-    weight = softmax([arb(x) for x in _CORNER])[1]
+def auto_lirpa_softmax(against: Refutation, bounds: Bounds) -> None:
+    _, top = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
+    box = {name: list(map(Fraction, ends)) for name, ends in ((least, _LOW), (most, _HIGH), (x, _CORNER))}
     says = "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator"
-    facts = {"bound": float(most[1]), "weight": weight.str(15, radius=False), "version": "auto_LiRPA 0.3"}
-    yield counterexample(bool(weight > arb(float(most[1]))), says, "balls of python-flint", **facts)
+    against.case(box, says, bound=float(top[1]), version="auto_LiRPA 0.3")

@@ -5,36 +5,29 @@ r"""How far apart the sinusoidal encodings of two positions are, in real numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy
 import torch
 from flint import arb
-from sympy import Symbol
+from sympy import And, Eq, Implies, Ne, Or, Rational, cos, sin
 from torch import Tensor
 
 from avow.core import dtype_name
 from avow.core.chart import Table
-from avow.numerics.intervals import lower, most, norm, precision
-from avow.theory.claims.claim import Falsifier, claims_on
-from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, stored, symbols
+from avow.numerics.intervals import lower, norm, precision
+from avow.theory.claims.claim import claims_on
+from avow.theory.claims.evidence import Unproved
+from avow.theory.claims.formal import Spans, Statement, each, whole
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.stored import bfloat16, float64
+from avow.theory.claims.toolbox import enclosed
 
 claim = claims_on("heads")
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WIDTHS = (2, 4, 8, 64)
-
-
-class Encoding(NamedTuple):
-    """The first frequency, for proofs and as a ball, and two positions to be told apart by its pair in bfloat16."""
-
-    frequency: Any
-    ball: Callable[[], arb]
-    twins: tuple[int, int]
 
 
 def frequencies(d: int) -> list[arb]:
@@ -102,109 +95,108 @@ def _picture() -> Table:
     )
 
 
-def _later(position: int, turns: int, wave: arb) -> int:
-    """The position that so many turns of the first wave lead to, or all but: the others are far apart anyway."""
-    return position + round(float(2 * arb.pi() * turns / wave))
+p, other, i = whole("p p' i")
+AT = 710
 
 
-def _stored(encoding: Encoding, first: int, turns: int) -> arb:
-    """p′ is p and so many turns of the first wave, rounded to a whole position."""
-    # Of width 2 in bfloat16, the coarsest that the statement speaks of.
-    angles = [p * encoding.ball() for p in (first, _later(first, turns, encoding.ball()))]
-    pairs = [[stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)] for angle in angles]
-    return -most([abs(a - b) for a, b in zip(*pairs, strict=True)])
+def _squared(wave: Any) -> Any:
+    """The squared distance of two positions' first sine and cosine."""
+    return sum((part(p * wave) - part(other * wave)) ** 2 for part in (sin, cos))
 
 
-def _real(encoding: Encoding, first: int, turns: int) -> arb:
-    # Stored, no entry of an encoding of width 64 moves by more than eps/2.
-    moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
-    step = _later(first, turns, encoding.ball()) - first
-    apart = [2 * (step * wave / 2).sin() for wave in (encoding.ball(), *frequencies(64)[1:])]
-    return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - norm(apart) + moved)
+def _apart(wave: Any) -> Statement:
+    distance = _squared(wave)
+    near = And(p - other >= 1, p - other <= LAST)
+    return Statement(
+        variables={p: "a position", other: "another"},
+        then={
+            "distance": Eq(distance, 4 * sin((p - other) * wave / 2) ** 2),
+            "distinct": Implies(Ne(p, other), distance > 0),
+            "least": Implies(near, distance >= 4 * sin(AT * wave / 2) ** 2),
+        },
+        terms={
+            "distance": 4 * sin((p - other) * wave / 2) ** 2,
+            "all": p - other <= LAST,
+            "least": 4 * sin(AT * wave / 2) ** 2,
+        },
+        notes=["real arithmetic", "the first sine and cosine of an encoding"],
+        spans=Spans({"p": range(LAST), "turns": range(LAST * 7 // 44)}, _turned),
+    )
 
 
-# A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
-_POSITIONS = {"p": range(LAST + 1), "turns to p′": range(1, LAST * 7 // 44 + 1)}
+def _turned(first: int, turns: int) -> dict[Any, Any]:
+    """Two positions so many turns of the first wave apart, or all but: others are far apart anyway."""
+    return {p: first + round(44 * turns / 7), other: first}
 
 
 @claim(
     "sinusoid-distinct",
-    expected="corrected",
-    statement=r"p \ne p' \;\Rightarrow\; e(p) \ne e(p') \text{ as stored, for every width and type}",
-    plain="Sinusoidal encodings of different integer positions differ.",
-    amended=r"\|e(p+\Delta)-e(p)\|^2 = \textstyle\sum_j 4\sin^2(\Delta\omega_j/2) > 0 \text{ in real"
-    r" arithmetic, by the first pair"
-    r" alone}; \text{ stored with width 64, positions } 0..4096 \text{ are over } 1.4 \text{ apart in every type}",
-    amended_plain="In real arithmetic they differ, by the first sine and cosine alone, since 2π is irrational; how far"
-    " depends on the distance of the positions only. That pair comes within 6.03e-5 at 710 positions, which bfloat16"
-    " and float16 cannot hold; a full encoding of width 64 stays over 1.4 apart up to 4096 in every type.",
-    assumptions=(
-        "π is irrational (Lambert)",
-        "entries are computed exactly and rounded once, to nearest",
-        "positions themselves are exact: bfloat16 has no 257",
-    ),
-    subject=Encoding(sympy.Integer(1), lambda: arb(1), (1, 711)),
+    expected="proved",
+    formal=_apart,
+    plain="Sinusoidal encodings of different integer positions differ, by their first sine and cosine alone: the"
+    " squared distance is {distance}, as only the distance of the positions counts. For {all} it is at least {least},"
+    " which positions that far apart reach.",
+    subject=sympy.Integer(1),
     sabotage={
-        "a first wave of a hundred positions": Encoding(sympy.pi / 50, lambda: arb.pi() / 50, (1, 101)),
-        "neighbours taken for twins": Encoding(sympy.Integer(1), lambda: arb(1), (1, 2)),
+        "a first wave of a hundred positions": sympy.pi / 50,
+        "a wave twice as long": Rational(1, 2),
     },
     picture=_picture,
-    falsifier=Falsifier(_POSITIONS, _stored, _real, strict=True),
 )
-def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
-    yield _equal_once_stored(encoding)
-    held = torch.tensor([256, 257]).to(torch.bfloat16)
-    says = (
-        "any width: positions 256 and 257 are one number in bfloat16, so encodings computed there from"
-        " positions are equal"
-    )
-    yield counterexample(bool(held[0] == held[1]), says, "bfloat16 itself", held=held.tolist())
-    p, step, wave = symbols(real="p Delta omega")
-    turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
-    turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
-    says = "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone"
-    yield identity(turn, 4 * sympy.sin(step * wave / 2) ** 2, says, True)
-    zeros = 2 * sympy.pi * Symbol("k", integer=True, nonzero=True) / encoding.frequency
-    if zeros.is_irrational is not True:
-        raise Unproved("the first wave may come round after a whole number of positions")
-    says = "sin(Δω_0/2) = 0 only at Δ = 2πk/ω_0, which is irrational for k ≠ 0: no whole Δ but 0"
-    yield Evidence("symbolic", says, {"zeros": sympy.latex(zeros)}, True)
-    yield _first_pair(encoding.ball)
+def sinusoid_distinct(proof: Proof, wave: Any) -> None:
+    distance, half = _squared(wave), (p - other) * wave / 2
+    pair = proof.equal(distance, 4 * sin(half) ** 2, says="it depends on the distance of the positions alone")
+    proof.conclude("distance", pair)
+    proof.conclude("distinct", pair, proof.sine_of_rational(half))
+    closest = 4 * sin(AT * wave / 2) ** 2
+    uses = [proof.same_value(lambda step: 4 * sin(step * wave / 2) ** 2, p - other, sympy.Integer(AT))]
+    for low, high in ((1, AT - 1), (AT + 1, LAST)):
+        farther = each(i, low, high, 4 * sin(i * wave / 2) ** 2 >= closest)
+        shown = proof.computed(farther, says=f"from {low} to {high} positions apart, none are nearer than at {AT}")
+        uses += [shown, proof.member(farther, p - other)]
+    step = sympy.Integer(AT)
+    uses += [proof.next_whole(p - other, step), proof.next_whole(step, p - other)]
+    proof.conclude("least", pair, *uses)
+    with precision(80):
+        nearest_pair = 2 * abs(arb(AT // 2).sin())
+    says = f"the first pair comes within 6.03e-5 at {AT} positions"
+    proof.shows(enclosed(abs(nearest_pair - arb("6.03e-5")) < arb("5e-8"), says, distance=nearest_pair.str(12)))
     for d in WIDTHS:
-        real = distances(d)
-        closest = min(range(LAST), key=lambda i: float(real[i]))
-        smallest = all(other > real[closest] or i == closest for i, other in enumerate(real))
+        real_ = distances(d)
+        least = min(range(LAST), key=lambda i: float(real_[i]))
+        smallest = all(another > real_[least] or i == least for i, another in enumerate(real_))
         says = f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it"
-        by_type = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
-        yield enclosed(smallest, says, True, step=closest + 1, distance=real[closest].str(12), **by_type)
+        by_type: dict[str, Any] = {dtype_name(dtype): nearest(d, dtype) for dtype in TYPES}
+        proof.shows(enclosed(smallest, says, step=least + 1, distance=real_[least].str(12), **by_type))
     for dtype in TYPES:
         # Entries are at most 1: each moves by at most eps/2.
-        least = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
+        widest = min(distances(64), key=float) - 2 * arb(64).sqrt() * torch.finfo(dtype).eps / 2
         says = f"width 64 in {dtype_name(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
-        yield enclosed(least > 1.4, says, True, at_least=lower(least))
+        proof.shows(enclosed(widest > 1.4, says, at_least=lower(widest)))
 
 
-def _equal_once_stored(encoding: Encoding) -> Evidence:
-    def pair(p: int) -> list[Fraction | float]:
-        angles = [lambda: (p * encoding.ball()).sin(), lambda: (p * encoding.ball()).cos()]
-        return [rounded(angle, torch.bfloat16) for angle in angles]
-
-    one, two = encoding.twins
-    stored_pair, apart = pair(one), 2 * abs((arb(two - one) * encoding.ball() / 2).sin())
-    says = f"width 2: positions {one} and {two} have one and the same encoding in bfloat16"
-    facts = {"stored": [str(entry) for entry in stored_pair], "apart in real numbers": apart.str(8)}
-    return counterexample(stored_pair == pair(two), says, "balls", **facts)
-
-
-def _first_pair(wave: Callable[[], arb]) -> Evidence:
-    last = 100_000
-    with precision(80):
-        half = wave() / 2
-        apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
-    closest = min(apart, key=lambda step: float(apart[step]))
-    least = apart.pop(closest)
-    near = closest == 710 and abs(least - arb("6.03e-5")) < arb("5e-8")
-    says = f"no two positions up to {last} apart are nearer in the first pair than these, 6.03e-5"
-    return enclosed(
-        near and all(other >= least for other in apart.values()), says, True, step=closest, distance=least.str(12)
+def _stored(stored: Any) -> Statement:
+    differ = Or(*(Ne(stored(part(p)), stored(part(other))) for part in (sin, cos)))
+    return Statement(
+        variables={p: "a position", other: "another"},
+        given=[p >= 0, other >= 0, Ne(p, other)],
+        then={"entries": differ, "positions": Ne(stored(p), stored(other))},
+        terms={"entry": stored(sin(p)), "position": stored(p)},
+        notes=["width two: one sine and one cosine, each computed exactly and rounded once, to nearest"],
+        spans=Spans({"p": range(LAST), "turns": range(1, LAST * 7 // 44)}, _turned),
     )
+
+
+@claim(
+    "sinusoid-stored",
+    expected="refuted",
+    formal=_stored,
+    plain="Encodings of different positions differ as stored, too, in every type: their entries {entry} do, and so do"
+    " the positions {position} that they are computed from.",
+    subject=bfloat16,
+    sabotage={"double precision": float64},
+    picture=_picture,
+)
+def sinusoid_stored(against: Refutation, _: Any) -> None:
+    against.case({p: 711, other: 1}, "width 2: positions 1 and 711 have one and the same encoding", "entries")
+    against.case({p: 513, other: 512}, "any width: positions 512 and 513 are one number in bfloat16", "positions")

@@ -1,45 +1,77 @@
 r"""What one query can copy, how short it may be, and what it can mix: two values, or any distribution over some.
 
-Keys :math:`k_1 \dots k_n`, scores :math:`s_i = \langle k_i, q \rangle`, weights :math:`\alpha = softmax(s)`. Everything
-is shown for every number of keys, dimension and :math:`\varepsilon`: a few vectors span a small space whatever the
-dimension, so coordinates in an orthonormal basis of that span lose nothing.
+Keys :math:`k_1 \dots k_n`, scores :math:`s_i = \langle k_i, q \rangle`, weights :math:`\alpha = softmax(s)`. Every
+number of keys and every dimension is meant. The key to be copied is listed first, and those to be mixed are, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from flint import arb
-from sympy import Matrix, Rational, Symbol
+from sympy import Abs, And, Eq, Equivalent, Implies, KroneckerDelta, Not, Rational, Sum, exp, log, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
-from avow.numerics.intervals import ball, most, softmax, total
-from avow.theory.claims.claim import Falsifier, Formula, Ranges, claims_on, numbered
-from avow.theory.claims.elementary import exp, log, sqrt
-from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
+from avow.numerics.intervals import ball, total
+from avow.theory.claims.catalogue import softmax
+from avow.theory.claims.claim import Formula, claims_on
+from avow.theory.claims.evidence import Unproved
+from avow.theory.claims.formal import Exists, Spans, Statement, decimal, each, instance, real, sequence, value, whole
+from avow.theory.claims.kernel import Step
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import kept, rational
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
 claim = claims_on("queries")
-# n keys, m of them others; an excess that is not negative; an ε below 1.
-m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
-n, below_one = m + 1, 1 / (1 + Symbol("x", positive=True))
+d, f, g, i, j, m, n = whole("d f g i j m n")
+c, eps, r, t = real("c varepsilon r t")
+first, second = real("alpha_1 alpha_2")
+k, q, y, logs, share, other_share = sequence("k q y ell lambda kappa")
+all_keys, others, all_coordinates = (j, 1, n), (j, 2, n), (f, 1, d)
+KEYS = {n: "the number of keys", d: "their dimension", k: "the keys"}
+EPS = {eps: "what the other keys may have"}
+EPSILON = {"ε": (0.01, 0.99)}
+ORTHONORMAL = each(i, 1, n, each(j, 1, n, Eq(Sum(k[i, f] * k[j, f], all_coordinates), KroneckerDelta(i, j))))
+BELOW_ONE = [n >= 2, eps > 0, eps < 1]
 
 
-def tangent(amended: bool = False) -> Iterator[Evidence]:
-    """:math:`e^u \\ge 1 + u` for every real u: a convex function stays above its tangent."""
-    u = Symbol("u", real=True)
-    above = exp(u) - 1 - u
-    yield identity(above.subs(u, 0), 0, "e^u − 1 − u is 0 at u = 0", amended)
-    yield identity(sympy.diff(above, u).subs(u, 0), 0, "so is its slope", amended)
-    bend = sympy.diff(above, u, 2)
-    yield nonnegative(bend, "and it bends upwards everywhere, so e^u ≥ 1 + u for every u", amended)
+def score(key: Any, query: Any = q) -> Any:
+    return Sum(query[f] * k[key, f], all_coordinates)
+
+
+def weight(key: Any, query: Any = q) -> Any:
+    return exp(score(key, query)) / Sum(exp(score(j, query)), all_keys)
+
+
+def goes(query: Any) -> Any:
+    """That the query is this one, coordinate by coordinate."""
+    return each(f, 1, d, Eq(q[f], query))
+
+
+LENGTH = sqrt(Sum(q[f] ** 2, all_coordinates))
+
+
+def identity(size: int) -> list[list[int]]:
+    """Orthonormal keys."""
+    return [[int(row == column) for column in range(size)] for row in range(size)]
+
+
+def _gap(scores: Any) -> dict[Any, Any]:
+    """What stands for the variables of the claim on gaps."""
+    return {softmax.n: n, softmax.s: scores, softmax.eps: eps}
+
+
+def products(proof: Proof, key: int) -> tuple[Step, Step, Step]:
+    """What orthonormal keys make of the product of one of them with any."""
+    row = proof.member(ORTHONORMAL, sympy.Integer(key))
+    return proof.given(ORTHONORMAL), row, proof.member(ORTHONORMAL.args[3].subs(i, key), j)
 
 
 class Lengths(NamedTuple):
@@ -56,29 +88,53 @@ def _copy_separated_picture() -> Chart:
     return curves(title, "length of the query", "weight on key 1", lengths, weights)
 
 
-def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
-    """Key i lies 20° + 160°·turn away from key 1, all of them of length 1."""
-    # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
-    cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
-    keys, apart = arb(len(turns) + 1), (2 - 2 * most(cosines)).sqrt()
-
-    def missing(length: arb) -> arb:
-        return 1 / (1 + eps) - 1 / (1 + total((length * (cosine - 1)).exp() for cosine in cosines))
-
-    return missing(lengths.general(keys, eps, apart)).max(missing(lengths.stated(keys, eps)).min(apart - 1))
+UNIT = each(i, 1, n, Eq(Sum(k[i, f] ** 2, all_coordinates), 1))
+APART = Sum((k[1, f] - k[i, f]) ** 2, all_coordinates)
+COPIED = first >= 1 / (1 + eps)
+_SEPARATED = [n >= 2, eps > 0, r > 0, t >= 0, UNIT, each(i, 2, n, r**2 <= APART), goes(t * k[1, f])]
 
 
-EPSILON: Ranges = {"ε": (0.01, 0.99)}
+def apart_from_first(distance: Fraction, turns: Sequence[Any]) -> list[list[Fraction]]:
+    """Unit keys of the plane in fractions, all at least this far from the first: from there to its opposite."""
+    nearest = 2 * math.asin(float(distance) / 2)
+    angles = [nearest + float(turn) * (math.pi - nearest) for turn in turns]
+    # By the tangent of half an angle, rounded up, sine and cosine are fractions.
+    halves = [Fraction(0), *(Fraction(math.ceil(1000 * min(math.tan(angle / 2), 1000)), 1000) for angle in angles)]
+    return [[(1 - half**2) / (1 + half**2), 2 * half / (1 + half**2)] for half in halves]
+
+
+def _separated(lengths: Lengths) -> Statement:
+    stated, general = lengths.stated(n, eps), lengths.general(n, eps, r)
+
+    def case(e: Any, distance: Any, which: int, *turns: Any) -> dict[Any, Any]:
+        known: dict[Any, Any] = {n: len(turns) + 1, d: 2, eps: decimal(e), r: decimal(distance)}
+        keys = apart_from_first(known[r], turns)
+        along = max(Fraction(0), decimal(value((stated, general)[which], known)) + Fraction(1, 1000))
+        return {**known, k: keys, t: along, q: [along * part for part in keys[0]]}
+
+    return Statement(
+        variables=KEYS
+        | EPS
+        | {r: "a distance that every other key keeps from key 1", t: "how far the query goes", q: "the query"},
+        given=[n >= 2, eps > 0, r > 0, t >= 0, UNIT, each(i, 2, n, r**2 <= APART), goes(t * k[1, f])],
+        then={
+            "stated": Implies(And(r >= 1, t >= stated), COPIED),
+            "general": Implies(t >= general, COPIED),
+            "length": Eq(LENGTH**2, t**2),
+        },
+        where={first: weight(1)},
+        terms={"apart": r, "one": r >= 1, "stated": stated, "general": general, "enough": 1 / (1 + eps)},
+        notes=["real arithmetic"],
+        spans=Spans(EPSILON | {"r": (0.2, 1.9), "which": range(2), **dict.fromkeys(("turn₂", "turn₃"), (0, 1))}, case),
+    )
 
 
 @claim(
     "copy-separated",
     expected="proved",
-    statement=r"\|k_i\| = 1,\ \|k_1 - k_i\| \ge 1 \;\Rightarrow\; q = 2\ln(n/\varepsilon)\,k_1 \text{ has norm }"
-    r"2\ln(n/\varepsilon) \text{ and } \alpha_1 \ge \frac{1}{1+\varepsilon}",
-    plain="Among unit keys that keep a distance of at least 1 from key 1, a query of length 2·ln(n/ε) along key 1 puts"
-    " all but ε/(1+ε) of the weight on it.",
-    assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1, any dimension", "for separation r: t = (2/r²)·ln((n−1)/ε)"),
+    formal=_separated,
+    plain="Unit keys keep a distance of at least {apart} from key one. A query along key one puts at least {enough} of"
+    " the weight on it from the length {general} on; for {one}, from {stated} on.",
     subject=Lengths(),
     sabotage={
         "half as long": Lengths(stated=lambda n, eps: log(n / eps)),
@@ -87,39 +143,36 @@ EPSILON: Ranges = {"ε": (0.01, 0.99)}
     },
     picture=_copy_separated_picture,
     needs=("copy-gap",),
-    falsifier=Falsifier(EPSILON | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1), _separated),
 )
-def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
-    cosine, r, t = symbols(real="c", positive="r", nonnegative="t")
-    first, other = Matrix([1, 0]), Matrix([cosine, sqrt(1 - cosine**2)])
-    apart = (first - other).dot(first - other)
-    yield identity(apart, 2 - 2 * cosine, "two unit keys lie in a plane: ‖k_1 − k_i‖² = 2 − 2⟨k_1, k_i⟩")
-    inner = 1 - (r**2 + slack) / 2
-    says = "so ‖k_1 − k_i‖² = r² + δ means ⟨k_1, k_i⟩ = 1 − (r² + δ)/2"
-    yield identity(apart.subs(cosine, inner), r**2 + slack, says)
-    yield nonnegative(Rational(1, 2) - inner.subs(r, 1), "at distance 1 or more, ⟨k_1, k_i⟩ ≤ ½")
-    yield nonnegative(t * (1 - inner) - t * r**2 / 2, "q = t·k_1 with t ≥ 0: every gap s_1 − s_i is at least t·r²/2")
-    stretches = {"2·ln(n/ε)": (lengths.stated(n, eps), 1), "(2/r²)·ln((n−1)/ε)": (lengths.general(n, eps, r), r)}
-    for name, (length, far) in stretches.items():
-        yield nonnegative(length.subs(eps, below_one), f"t = {name} is not negative for ε < 1")
-        others = (n - 1) * exp(-length * far**2 / 2)
-        yield nonnegative(eps - others, f"t = {name}: n − 1 terms of at most e^(−t·r²/2) sum to at most ε")
-    yield enough()
-    along = lengths.stated(n, eps) * first
-    yield identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
-    # Of a thousand keys with ε = 1/100, the others all at 60° to k_1.
-    weight = 1 / (1 + 999 * (-arb(10**5).log()).exp())
-    facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight.str(12)}
-    says, promised = "the nearest keys allowed, all at 60° to k_1", Fraction(100, 101)
-    yield enclosed(weight > ball(promised), says, False, **facts, promised=str(promised))
-    yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
+def copy_separated(proof: Proof, lengths: Lengths) -> None:
+    some, above, far, forth, unit, apart, goes_so = map(proof.given, _SEPARATED)
+    along, inside = proof.member(goes_so.formula, f), And(j >= 2, j <= n)
+    same = proof.sum_same(q[f] * k[j, f], t * k[1, f] * k[j, f], all_coordinates, goes_so, along)
+    own, other = proof.member(UNIT, sympy.Integer(1)), proof.member(UNIT, j)
+    distance = proof.member(apart.formula, j)
+    gaps = proof.have(
+        Implies(inside, score(1) - score(j) >= t * r**2 / 2),
+        *(same, proof.at(same, {j: sympy.Integer(1)}), unit, own, other, apart, distance, forth),
+        says="two unit keys: ‖k_1 − k_j‖² = 2 − 2⟨k_1, k_j⟩",
+    )
+    square = proof.sum_same(q[f] ** 2, t**2 * k[1, f] ** 2, all_coordinates, goes_so, along)
+    proof.conclude("length", square, unit, own, some)
+    wide = each(j, 2, n, score(1) - score(j) >= log((n - 1) / eps))
+    gap = _gap(score)
+    enough = proof.known(softmax.copy_gap, "enough", gap)
+    fewer = proof.log_monotone((n - 1) / eps, n / eps, some, above)
+    for part, when in (
+        ("stated", And(r >= 1, t >= lengths.stated(n, eps))),
+        ("general", t >= lengths.general(n, eps, r)),
+    ):
+        uses = (gaps, fewer, above, forth) if part == "stated" else (gaps, far)
+        reach = proof.have(Implies(And(when, inside), score(1) - score(j) >= log((n - 1) / eps)), *uses)
+        proof.conclude(part, proof.every(wide, reach, when=when), enough, some, above)
+    query = copy_query(torch.eye(20), target=3, eps=0.01)
+    proof.shows(kept(query, "the library's query for twenty orthonormal keys"))
 
 
-def enough(amended: bool = False) -> Evidence:
-    """A sum of the other exponentials of at most ε is a weight of at least 1/(1+ε)."""
-    total = Symbol("S", nonnegative=True)
-    short = 1 / (1 + total) - 1 / (1 + total + slack)
-    return nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
+AT_LEAST_ONE = each(i, 2, n, APART >= 1)
 
 
 def _copy_shortest_picture() -> Chart:
@@ -131,23 +184,32 @@ def _copy_shortest_picture() -> Chart:
     return curves("How long a query must be to copy, ε = 0.01", "keys", "length", counts, lengths, log_x=True)
 
 
-def _shorter(query: Formula, eps: arb, n: int) -> arb:
-    """n orthonormal keys, and the shorter query made for 0.999·ε."""
-    # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
-    along, against = query(arb(n), eps * 999 / 1000)
-    weight = 1 / (1 + (n - 1) * (against - along).exp())
-    length = (along * along + (n - 1) * against * against).sqrt()
-    return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
+def _shorter(query: Formula, size: int, e: Fraction) -> dict[Any, Any]:
+    """Orthonormal keys, and a query by what it has along key 1 and along every other, for a thousandth less than ε."""
+    parts = [value(part, {n: size, eps: e * Fraction(999, 1000)}) for part in query(n, eps)]
+    along, against = (Fraction(round(float(part) * 10**6), 10**6) for part in parts)
+    return {n: size, d: size, k: identity(size), eps: e, q: [along, *[against] * (size - 1)]}
+
+
+def _half_as_long(query: Formula) -> Statement:
+    return Statement(
+        variables=KEYS | EPS | {q: "a query"},
+        given=[*BELOW_ONE, UNIT, AT_LEAST_ONE, COPIED],
+        then={"long": 2 * log(n / eps) <= 2 * LENGTH},
+        where={first: weight(1)},
+        terms={"stated": 2 * log(n / eps), "enough": 1 / (1 + eps)},
+        notes=["real arithmetic"],
+        spans=Spans(EPSILON | {"n": range(2, 9)}, lambda e, size: _shorter(query, size, decimal(e))),
+    )
 
 
 @claim(
     "copy-shortest",
     expected="refuted",
-    statement=r"\|k_i\| = 1,\ \|k_1-k_i\| \ge 1,\ \alpha_1 \ge \tfrac{1}{1+\varepsilon} \;\Rightarrow\;"
-    r"\|q\| \ge \tfrac12\cdot 2\ln(n/\varepsilon)",
-    plain="The query 2·ln(n/ε)·k_1 is about as short as a query that copies can be: none is half as long.",
-    assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1", "the counterexample has orthonormal keys"),
-    # q = a·k_1 + b·Σ k_i: what a shorter query has along the key it copies, and along every other.
+    formal=_half_as_long,
+    plain="Of unit keys that keep a distance of at least one from key one, the query of length {stated} is about as"
+    " short as a query can be that puts {enough} of the weight on key one: none is half as long.",
+    # What a query has along the key it copies, and along every other.
     subject=lambda n, eps: ((n - 1) / n * log((n - 1) / eps), -log((n - 1) / eps) / n),
     sabotage={
         "as long, but along key 1 alone": lambda n, eps: (sqrt((n - 1) / n) * log((n - 1) / eps), 0 * eps),
@@ -155,60 +217,116 @@ def _shorter(query: Formula, eps: arb, n: int) -> arb:
         "the stated query itself": lambda n, eps: (2 * log(n / eps), 0 * eps),
     },
     picture=_copy_shortest_picture,
-    needs=("copy-gap",),
-    falsifier=Falsifier(EPSILON | {"n": range(2, 201)}, _shorter),
 )
-def copy_shortest(query: Formula) -> Iterator[Evidence]:
-    on_first, on_others = query(n, eps)
-    gap = log((n - 1) / eps)
-    square = on_first**2 + (n - 1) * on_others**2
-    least = (n - 1) / n * gap**2
-    yield identity(square, least, "orthonormal keys, q = a·k_1 + b·Σ k_i: its length is √((n−1)/n)·ln((n−1)/ε)")
-    others = (n - 1) * exp(on_others - on_first)
-    yield nonnegative(eps - others, "and it copies: the other terms sum to at most ε")
+def copy_shortest(against: Refutation, query: Formula) -> None:
+    for count in (2, 10):
+        case = _shorter(query, count, Fraction(1, 100))
+        against.case(case, f"{count} orthonormal keys: a query less than half as long copies as well")
 
-    yield from tangent()
-    yield identity((n - 1) * exp(-gap), eps, "with L = ln((n−1)/ε), n − 1 terms of e^−L sum to ε")
-    mean, qq, qc, cc = symbols(real="g qq qc", positive="cc")
-    touched = (n - 1) * exp(-gap) * (1 + gap - mean)
-    says = "tangents at −L: terms that sum to at most ε have a mean gap of at least L (Jensen)"
-    yield identity(eps - touched, eps * (mean - gap), says)
-    left_over = qq - 2 * (qc / cc) * qc + (qc / cc) ** 2 * cc
-    yield identity(left_over, qq - qc**2 / cc, "‖q − c·⟨q,c⟩/‖c‖²‖² = ‖q‖² − ⟨q,c⟩²/‖c‖², so ‖q‖ ≥ ⟨q,c⟩/‖c‖")
-    says = "c = k_1 − mean of the others has ⟨q,c⟩ ≥ L: nothing is shorter than √((n−1)/n)·L, the optimum"
-    yield identity(gap**2 / (1 + (n - 1) * (1 / (n - 1)) ** 2), least, says)
-    yield nonnegative(gap.subs(eps, below_one), "L is not negative for ε < 1, and √((n−1)/n) < 1")
-    yield identity(log(n / eps) - gap, log(1 + 1 / m), "ln(n/ε) − L = ln(1 + 1/(n−1))")
-    yield nonnegative(log(1 + 1 / m), "which is positive: for every n and ε the stated query is over twice as long")
 
-    around = [Matrix([1, sign * sqrt(3)]) / 2 for sign in (1, -1)]
-    middle = Matrix([1, 0]) - (around[0] + around[1]) / 2
-    says = (
-        "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right"
+def _shortest(least: Formula) -> Statement:
+    def case(e: Any, scale: Any, *more: Any) -> dict[Any, Any]:
+        size, e = len(more), decimal(e)
+        shortest = [float(scale) * math.log((size - 1) / e) * (float(at == 0) - 1 / size) for at in range(size)]
+        query = [decimal(part + float(extra)) for part, extra in zip(shortest, more, strict=True)]
+        return {n: size, d: size, k: identity(size), eps: e, q: query}
+
+    best = log((n - 1) / eps) * (k[1, f] - Sum(k[g, f], (g, 1, n)) / n)
+    return Statement(
+        variables=KEYS | EPS | {q: "a query"},
+        given=[*BELOW_ONE, ORTHONORMAL],
+        then={
+            "least": Implies(COPIED, least(n, eps) <= LENGTH),
+            "reached": Implies(goes(best), And(COPIED, Eq(LENGTH, least(n, eps)))),
+        },
+        where={first: weight(1)},
+        terms={"least": least(n, eps), "enough": 1 / (1 + eps), "best": best},
+        notes=["real arithmetic"],
+        spans=Spans(EPSILON | {"scale": (0.9, 1.2)} | dict.fromkeys(("q₁", "q₂", "q₃"), (-1, 1)), case),
     )
-    yield identity(gap**2 / middle.dot(middle), (2 * gap) ** 2, says)
-    for count in (10, 1000):
-        # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
-        along, against = query(arb(count), arb(999) / 100000)
-        length = (along**2 + (count - 1) * against**2).sqrt()
-        weight = 1 / (1 + (count - 1) * (against - along).exp())
-        stated, promised = 2 * (arb(count) / (arb(1) / 100)).log(), 1 / (1 + arb(1) / 100)
-        says = f"{count} orthonormal keys: a query less than half as long copies as well"
-        facts = {"n": count, "eps": 0.01, "stated": stated.str(12), "shorter": length.str(12)}
-        facts |= {"times": (stated / length).str(8), "weight": weight.str(12)}
-        yield counterexample(bool(weight > promised) and bool(2 * length < stated), says, "balls", **facts)
-    around_first = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5], [0.5, -(0.75**0.5)]], dtype=torch.float64)
-    for name, keys in (("ten orthonormal keys", torch.eye(10)), ("keys around k_1 at 60°", around_first)):
-        shortest = copy_query(keys, target=0, eps=0.01, shortest=True)
-        says = f"the library's shortest query, {name}: proved to be so by weak duality"
-        yield kept(shortest, says, length=shortest.norm, gap=shortest.gap)
+
+
+@claim(
+    "copy-least",
+    expected="proved",
+    formal=_shortest,
+    plain="Among orthonormal keys, the shortest query that puts {enough} of the weight on key one is {least} long. Its"
+    " coordinates are {best}.",
+    subject=lambda n, eps: sqrt((n - 1) / n) * log((n - 1) / eps),
+    sabotage={
+        "as if along key 1 alone": lambda n, eps: log((n - 1) / eps),
+        "one key more": lambda n, eps: sqrt((n - 1) / n) * log(n / eps),
+    },
+    picture=_copy_shortest_picture,
+    needs=("copy-gap",),
+)
+def copy_least(proof: Proof, least: Formula) -> None:
+    some, above, below, ortho = map(proof.given, [*BELOW_ONE, ORTHONORMAL])
+    stretch, sum_of = log((n - 1) / eps), Sum(k[g, f], (g, 1, n))
+    # What the sum of all keys has along each of them, along itself, and along the query.
+    row, unit = proof.member(ORTHONORMAL, g), proof.member(ORTHONORMAL.args[3].subs(i, g), j)
+    inside = And(j >= 1, j <= n)
+    pair = Sum(k[g, f] * k[j, f], all_coordinates)
+    products_ = proof.sum_same(pair, KroneckerDelta(g, j), (g, 1, n), ortho, row, unit, when=inside)
+    swapped = proof.sum_swap(k[g, f] * k[j, f], (g, 1, n), all_coordinates)
+    only = proof.sum_delta(sympy.Integer(1), (g, 1, n), j)
+    on_key = Sum(sum_of * k[j, f], all_coordinates)
+    one = proof.have(Implies(inside, Eq(on_key, 1)), swapped, products_, only)
+    ones = proof.sum_same(on_key, sympy.Integer(1), all_keys, one)
+    itself = proof.have(
+        Eq(Sum(sum_of**2, all_coordinates), n), proof.sum_swap(sum_of * k[j, f], all_keys, all_coordinates), ones, some
+    )
+    of_first = proof.at(one, {j: sympy.Integer(1)})
+    own = proof.at(proof.at(unit, {g: sympy.Integer(1)}), {j: sympy.Integer(1)})
+    row_1 = proof.at(row, {g: sympy.Integer(1)})
+    away = k[1, f] - sum_of / n
+    length_ = proof.have(Eq(Sum(away**2, all_coordinates), 1 - 1 / n), itself, of_first, own, row_1, ortho, some)
+    # The others' terms are above their tangents at −L, so their mean gap is L or more.
+    exactly = proof.known(softmax.copy_gap, "exactly", _gap(score))
+    tangent = proof.exp_tangent(score(j) - score(1) + stretch, some, above)
+    tangents = proof.sum_most(
+        1 + score(j) - score(1) + stretch, (n - 1) / eps * exp(score(j) - score(1)), others, tangent
+    )
+    along = proof.sum_swap(q[f] * k[g, f], (g, 1, n), all_coordinates)
+    all_scores = proof.sum_first(score(j), all_keys)
+    mean = proof.have(
+        Implies(COPIED, n * Sum(q[f] * away, all_coordinates) >= (n - 1) * stretch),
+        *(tangents, exactly, along, all_scores, some, above),
+        says="terms that sum to at most ε have a mean gap of at least ln((n − 1)/ε)",
+    )
+    square = proof.cauchy_schwarz(q[f], away, all_coordinates)
+    up = proof.log_monotone(sympy.Integer(1), (n - 1) / eps, some, above)
+    forth = proof.have(stretch >= 0, up, some, above, below)
+    proof.conclude("least", mean, square, length_, some)
+    # The best query has the same gap to every other key.
+    best = goes(proof.statement.terms["best"])
+    along_it = proof.member(best, f)
+    term = proof.statement.terms["best"]
+    scores = proof.sum_same(q[f] * k[j, f], term * k[j, f], all_coordinates, along_it, when=best)
+    by_rows = products(proof, 1)
+    gaps = proof.have(
+        Implies(And(best, j >= 2, j <= n), score(1) - score(j) >= stretch),
+        *(scores, proof.at(scores, {j: sympy.Integer(1)}), one, of_first, *by_rows, own),
+    )
+    wide = each(j, 2, n, score(1) - score(j) >= stretch)
+    enough = proof.known(softmax.copy_gap, "enough", _gap(score))
+    copied = proof.have(Implies(best, COPIED), proof.every(wide, gaps, when=best), enough, some, above)
+    squares = proof.sum_same(q[f] ** 2, term**2, all_coordinates, along_it, when=best)
+    norm = proof.have(Implies(best, Eq(Sum(q[f] ** 2, all_coordinates), stretch**2 * (1 - 1 / n))), squares, length_)
+    proof.conclude("reached", copied, norm, forth, some)
 
 
 class Hull(NamedTuple):
-    """A target between two other keys at −1 and 1, and the weights of a combination."""
+    """A key between two others at −1 and 1, and whether shares of a combination may not be negative."""
 
     target: int
-    share: Symbol
+    convex: bool = True
+
+
+def combined(by: Any, hull: Hull) -> Any:
+    """That the first key is a combination of the others, with these shares."""
+    shares = [each(j, 2, n, by[j] >= 0)] * hull.convex
+    return And(*shares, Eq(Sum(by[j], others), 1), each(f, 1, d, Eq(Sum(by[j] * k[j, f], others), k[1, f])))
 
 
 def _copy_possible_picture() -> Chart:
@@ -221,60 +339,103 @@ def _copy_possible_picture() -> Chart:
     return curves(title, "length of the query", "weight on key 1", lengths, weights)
 
 
-def _uncopied(hull: Hull, eps: arb, target: arb, one: arb, two: arb, *_: arb) -> arb:
-    """Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃."""
+COPYING = Exists(y, weight(1, y) >= 1 / (1 + eps))
+_ON_A_LINE = EPSILON | dict.fromkeys(("k₁", "k₂", "k₃"), (-3, 3)) | {"λ": (-1, 1), "q": (-9, 9)}
+
+
+def _on_a_line(hull: Hull, e: Any, one: Any, two: Any, three: Any, part: Any, query: Any) -> dict[Any, Any]:
+    """Three keys on a line, and a combination of the last two."""
+    e, one, two, three, part, query = map(decimal, (e, one, two, three, part, query))
+    return {n: 3, d: 1, eps: e, k: [[one], [two], [three]], q: [query], share: [Fraction(0), part, 1 - part]}
+
+
+def _uncopied(case: Any) -> Any:
+    """What the best of all queries lacks, three keys being on a line."""
+    (target,), *rest = ([ball(part) for part in key] for key in case[k])
+    (one,), (two,) = rest
     before, after = target - one.min(two), one.max(two) - target
     if not (before > 0 and after > 0):
         # Outside the others, or level with one: a longer query always gains.
         return before.min(after)
     # The weight 1/(1 + e^(after·y) + e^(−before·y)) is largest where its slope is zero.
-    y = (before / after).log() / (before + after)
-    return 1 / (1 + eps) - 1 / (1 + (after * y).exp() + (-before * y).exp())
+    best = (before / after).log() / (before + after)
+    return 1 / (1 + ball(case[eps])) - 1 / (1 + (after * best).exp() + (-before * best).exp())
 
 
-def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: arb, query: arb) -> arb:
-    own = 1 / (1 + (query * (1 - hull.target)).exp() + (-query * (1 + hull.target)).exp())
-    # Shares of a convex combination are not negative.
-    part = abs(share) if hull.share.is_nonnegative else share
-    inside = part * one + (1 - part) * two
-    mixed = softmax([query * inside, query * one, query * two])[0]
-    # Outside, the query from the nearest end to the key copies once it is long enough.
-    away = 1 + abs(target)
-    length = (2 / eps).log() / (away * away)
-    copied = softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
-    return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
+def _any_copied(hull: Hull) -> Statement:
+    return Statement(
+        variables=KEYS | EPS,
+        given=BELOW_ONE,
+        then={"copied": COPYING},
+        terms={"enough": 1 / (1 + eps)},
+        notes=["real arithmetic"],
+        spans=Spans(_ON_A_LINE, partial(_on_a_line, hull), (), _uncopied),
+    )
+
+
+def _hull(hull: Hull) -> Statement:
+    def case(*numbers: Any) -> dict[Any, Any]:
+        found = _on_a_line(hull, *numbers)
+        (_,), (one,), (two,) = found[k]
+        part = abs(found[share][1]) if hull.convex else found[share][1]
+        return found | {share: [Fraction(0), part, 1 - part], k: [[part * one + (1 - part) * two], [one], [two]]}
+
+    half = Rational(1, 2)
+    return Statement(
+        variables=KEYS | EPS | {q: "a query", share: "shares of the others in a combination"},
+        given=BELOW_ONE,
+        then={
+            "exactly": Equivalent(COPYING, Not(Exists(other_share, combined(other_share, hull)))),
+            "half": Implies(combined(share, hull), weight(1) <= half),
+        },
+        terms={"enough": 1 / (1 + eps), "half": half},
+        notes=["real arithmetic"],
+        spans=Spans(_ON_A_LINE, case),
+    )
 
 
 @claim(
     "copy-possible",
     expected="corrected",
-    statement=r"\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \frac{1}{1+\varepsilon}",
-    plain="Any value can be copied, given a long enough query.",
-    amended=r"\Bigl(\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \tfrac{1}{1+\varepsilon}\Bigr)\iff k_1 \notin"
-    r" \operatorname{conv}\{k_2,\dots,k_n\}; \text{ otherwise } \alpha_1 \le \tfrac12 \text{ for every } q",
-    amended_plain="A value can be copied exactly when its key is outside the convex hull of the other keys; the"
-    " separating query or the convex combination is the certificate. Inside, its weight never exceeds ½.",
-    assumptions=("real arithmetic", "n ≥ 2, any keys in any dimension"),
-    subject=Hull(0, Symbol("lambda", nonnegative=True)),
-    sabotage={
-        "a target outside the hull": Hull(2, Symbol("lambda", nonnegative=True)),
-        "the affine hull in place of the convex": Hull(0, Symbol("lambda", real=True)),
-    },
+    formal=_any_copied,
+    plain="Any value can be copied: some query, long enough, puts at least {enough} of the weight on its key.",
+    amendment=_hull,
+    amended_plain="Some query puts at least {enough} of the weight on a key exactly when the key is no convex"
+    " combination of the others: when it is outside their hull. Inside, its weight never exceeds {half}.",
+    subject=Hull(0),
+    sabotage={"a target outside the hull": Hull(2), "the affine hull in place of the convex": Hull(0, convex=False)},
     picture=_copy_possible_picture,
     needs=("copy-gap",),
-    falsifier=Falsifier(EPSILON | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}, _uncopied, _by_its_hull),
 )
-def copy_possible(hull: Hull) -> Iterator[Evidence]:
-    y = Symbol("y", real=True)
-    weight = 1 / (1 + exp(y * (1 - hull.target)) + exp(-y * (1 + hull.target)))
-    yield nonnegative(Rational(1, 3) - weight, "k_1 halfway between k_2 and k_3: α_1 ≤ ⅓ for every query")
-    tried = [0, 1, 10, 1000]
-    weights = [1 / (1 + arb(y * (1 - hull.target)).exp() + arb(-y * (1 + hull.target)).exp()) for y in tried]
-    says = "k_2 = −1, k_3 = 1, k_1 = 0: no query copies"
-    facts = {"queries": tried, "weights": [weight.str(8) for weight in weights], "most": "1/3"}
-    yield counterexample(all(bool(weight < 0.34) for weight in weights), says, "balls", **facts)
-    yield from _inside(hull.share)
-    yield from _outside()
+def copy_possible(against: Refutation, proof: Proof, hull: Hull) -> None:
+    half = Fraction(1, 2)
+    middle = {n: 3, d: 1, k: [[hull.target], [-1], [1]], eps: half}
+    denial = against.impossible(middle, "copied", "keys at −1 and 1, and between them the key to be copied")
+    exists = instance(COPYING, middle)
+    # As e^y + e^−y ≥ 2, its weight is at most ⅓, whatever the query is.
+    denial.conclude("copied", denial.whichever(exists, sympy.false))
+
+    some, above, below = map(proof.given, BELOW_ONE)
+    at_most = _at_most_half(proof, hull, share, q)
+    proof.conclude("half", at_most)
+    inside = Exists(other_share, combined(other_share, hull))
+    most = proof.whichever(inside, weight(1, y) <= Rational(1, 2), _at_most_half(proof, hull, other_share, y))
+    out = proof.have(Implies(COPYING.args[1], Not(inside)), most, above, below)
+    outside = proof.whichever(COPYING, Not(inside), out)
+    # A query that parts the key from all others by 1 parts it by any gap, once it is long enough.
+    parted = proof.inside_or_apart(k[1, f], k[j, f], others, all_coordinates, other_share, y)
+    apart = Exists(y, each(j, 2, n, score(1, y) - score(j, y) >= 1))
+    stretch = log((n - 1) / eps)
+    up = proof.log_monotone(sympy.Integer(1), (n - 1) / eps, some, above)
+    gap = proof.have(
+        Implies(And(apart.args[1], j >= 2, j <= n), stretch * (score(1, y) - score(j, y)) >= stretch),
+        *(proof.member(apart.args[1], j), up, above, below),
+    )
+    scaled = _gap(lambda j: stretch * score(j, y))
+    wide = proof.every(each(j, 2, n, stretch * score(1, y) - stretch * score(j, y) >= stretch), gap, when=apart.args[1])
+    enough = proof.known(softmax.copy_gap, "enough", scaled)
+    copies = proof.some(COPYING, lambda x: stretch * y[x], wide, enough, some, above, when=apart.args[1])
+    proof.conclude("exactly", outside, parted, proof.whichever(apart, COPYING, copies))
     keys = [(0, 0), (1, 0), (-2, 0), (0, 1)]
     try:
         copy_query(torch.tensor(keys, dtype=torch.float64), target=0, eps=0.01)
@@ -283,46 +444,38 @@ def copy_possible(hull: Hull) -> Iterator[Evidence]:
     else:
         raise Unproved("the library made a query for a key inside the hull of the others")
     point = tuple(sum(share * key[axis] for share, key in zip(shares, keys, strict=True)) for axis in (0, 1))
-    holds = point == keys[0] and shares[0] == 0 and sum(shares) == 1 and min(shares) >= 0
+    exact = point == keys[0] and shares[0] == 0 and sum(shares) == 1 and min(shares) >= 0
     says = "the library refuses a key inside the hull, with the combination: exact fractions"
-    yield rational(holds, says, True, combination=[str(share) for share in shares])
+    proof.shows(rational(exact, says, combination=[str(share) for share in shares]))
 
 
-def _inside(share: Symbol) -> Iterator[Evidence]:
-    rest = Symbol("rho", **{key: value for key, value in share.assumptions0.items() if key in ("nonnegative", "real")})
-    u, score, above = symbols(real="u s", nonnegative="f")
-    yield from tangent(amended=True)
-    yield nonnegative(share * above, "k_1 = Σλ_j k_j: each λ_j·(e^u_j − 1 − u_j) ≥ 0, u_j = s_j − s_1", True)
-    says = "Σλ_j(1 + u_j) = Σλ_j = 1, for Σλ_j u_j = s_1 − s_1 = 0"
-    yield identity(share * (1 + u) + rest * (1 + score) - (share * u + rest * score), share + rest, says, True)
-    yield nonnegative(rest * exp(u), "1 − λ_j, the sum of the others, is ≥ 0: Σe^u_j ≥ Σλ_j e^u_j ≥ 1", True)
-    yield nonnegative(Rational(1, 2) - 1 / (2 + slack), "so inside the hull α_1 = 1/(1 + Σe^u_j) ≤ ½", True)
-    corners = [(0, 0), (4, 0), (0, 4)]
-    shares = [Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)]
-    point = tuple(sum(share * corner[axis] for share, corner in zip(shares, corners, strict=True)) for axis in (0, 1))
-    says = "for example: (1, 1) among (0, 0), (4, 0), (0, 4)"
-    yield rational(point == (1, 1) and sum(shares) == 1 and min(shares) >= 0, says, True, combination="1/2, 1/4, 1/4")
-
-
-def _outside() -> Iterator[Evidence]:
-    qq, a, b = symbols(positive="qq a b")
-
-    def moved(step: Any) -> Any:
-        return qq - 2 * step * a + step**2 * b
-
-    says = (
-        "p nearest to k_1 in the hull, q = k_1 − p ≠ 0: were a = ⟨q, k_j − p⟩ > 0, a step a/b ≤ 1 to k_j would"
-        " be nearer"
+def _at_most_half(proof: Proof, hull: Hull, by: Any, query: Any) -> Step:
+    """Inside the hull, no query gives more than half."""
+    inside, ahead = combined(by, hull), score(j, query) - score(1, query)
+    swapped = proof.sum_swap(by[j] * query[f] * k[j, f], all_coordinates, others)
+    mixed = each(f, 1, d, Eq(Sum(by[j] * k[j, f], others), k[1, f]))
+    here = proof.sum_same(
+        query[f] * Sum(by[j] * k[j, f], others),
+        query[f] * k[1, f],
+        all_coordinates,
+        proof.member(mixed, f),
+        when=inside,
     )
-    yield nonnegative(qq - moved(a / b) - a**2 / b, says, True)
-    yield nonnegative((qq - moved(1) - a).subs(a, b + slack), "and where a ≥ b = ‖k_j − p‖², k_j itself would be", True)
-    yield nonnegative(qq - (-slack) - qq, "hence ⟨q, k_1 − k_j⟩ = ‖q‖² − a ≥ ‖q‖² for every j", True)
-    gap = log((n - 1) / below_one)
-    yield nonnegative(gap / qq * (qq + slack) - gap, "t·q with t = ln((n−1)/ε)/‖q‖² has gaps of ln((n−1)/ε)", True)
-    yield identity((n - 1) * exp(-log((n - 1) / eps)), eps, "whose n − 1 terms sum to at most ε", True)
-    yield enough(amended=True)
-    says = "for example: (3, 3) among (0, 0), (4, 0), (0, 4)"
-    yield rational(min(6 - sum(corner) for corner in [(0, 0), (4, 0), (0, 4)]) == 2, says, True, query="(1, 1)", gap=2)
+    mean = proof.have(Implies(inside, Eq(Sum(by[j] * score(j, query), others), score(1, query))), swapped, here)
+    sign = proof.member(each(j, 2, n, by[j] >= 0), j)
+    not_more = proof.sum_member(by[j], others, i, sign, when=inside)
+    tangent = proof.exp_tangent(ahead)
+    among = And(inside, j >= 2, j <= n)
+    above = proof.have(
+        Implies(among, by[j] * (1 + ahead) <= exp(ahead)),
+        sign,
+        proof.at(not_more, {i: j}),
+        tangent,
+        says="λ ≤ 1, and e^u is above its tangent 1 + u",
+    )
+    total_ = proof.sum_most(by[j] * (1 + ahead), exp(ahead), others, above, when=inside)
+    sums = proof.sum_first(exp(score(j, query)), all_keys)
+    return proof.have(Implies(inside, weight(1, query) <= Rational(1, 2)), total_, mean, sums, proof.given(n >= 2))
 
 
 def _average_picture() -> Chart:
@@ -331,46 +484,139 @@ def _average_picture() -> Chart:
     return curves(title, "t, for q = ln(t)(k_a + k_b)", "each weight", ts, weights, log_x=True)
 
 
-def _average(query: Formula, eps: arb, count: int) -> arb:
-    scores = query(count, eps)
-    whole = scores[0].exp() + scores[1].exp() + (count - 2)
-    return most([1 / (2 + eps) - score.exp() / whole for score in scores])
+def _both(query: Formula) -> Any:
+    on_first, on_second = query(n, eps)
+    return goes(on_first * k[1, f] + on_second * k[2, f])
+
+
+def _shared(query: Formula) -> Statement:
+    def case(size: int, e: Any) -> dict[Any, Any]:
+        parts = [value(part, {n: size, eps: e}) for part in query(n, eps)]
+        return {n: size, d: size, k: identity(size), eps: e, q: [*parts, *[arb(0)] * (size - 2)]}
+
+    return Statement(
+        variables=KEYS | EPS | {q: "the query"},
+        given=[*BELOW_ONE, ORTHONORMAL, _both(query)],
+        then={
+            "even": Eq(first, second),
+            "share": Eq(first, n / eps / (2 * n / eps + n - 2)),
+            "enough": first >= 1 / (2 + eps),
+            "length": Eq(LENGTH, sqrt(2) * log(n / eps)),
+            "short": 2 * sqrt(2) * log(n / eps) >= LENGTH,
+        },
+        where={first: weight(1), second: weight(2)},
+        terms={"stretch": log(n / eps), "enough": 1 / (2 + eps), "short": 2 * sqrt(2) * log(n / eps)},
+        notes=["real arithmetic"],
+        spans=Spans({"n": range(2, 7), "ε": (0.01, 0.99)}, case, (_both(query),)),
+    )
 
 
 @claim(
     "average-two",
     expected="proved",
-    statement=r"k_i \text{ orthonormal}:\ q = \ln(n/\varepsilon)(k_1+k_2) \text{ gives } \alpha_1 = \alpha_2 \ge"
-    r"\frac{1}{2+\varepsilon},\ \|q\| \le 2\sqrt2\ln(n/\varepsilon)",
-    plain="Among orthonormal keys, ln(n/ε) times the sum of two of them shares the weight evenly between the two.",
-    assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1"),
+    formal=_shared,
+    plain="Among orthonormal keys, {stretch} times the sum of two of them shares the weight evenly between the two, at"
+    " least {enough} each, and is no longer than {short}.",
     subject=lambda n, eps: (log(n / eps), log(n / eps)),
     sabotage={
         "blind to how many keys there are": lambda n, eps: (log(1 / eps), log(1 / eps)),
         "more of one key": lambda n, eps: (log(n / eps), 2 * log(n / eps)),
     },
     picture=_average_picture,
-    falsifier=Falsifier(EPSILON | {"n": range(2, 201)}, _average),
 )
-def average_two(query: Formula) -> Iterator[Evidence]:
-    others = Symbol("j", integer=True, nonnegative=True)
-    count = others + 2
-    on = query(count, eps)
-    total = exp(on[0]) + exp(on[1]) + others
-    weights = [exp(score) / total for score in on]
-    t = count / eps
-    for name, weight in zip("ab", weights, strict=True):
-        yield identity(weight, t / (2 * t + others), f"α_{name} = t/(2t + n − 2) exactly, t = n/ε")
-    yield nonnegative(weights[0] - 1 / (2 + eps), "which is at least 1/(2+ε)")
-    yield identity(on[0] ** 2 + on[1] ** 2, 2 * log(t) ** 2, "its norm is √2·ln(n/ε)")
-    spare = 2 * sqrt(2) * log(t) - sqrt(2) * log(t)
-    yield nonnegative(spare.subs(eps, below_one), "half of the norm allowed")
-    scores = query(arb(1000), arb(1) / 100)
-    weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
-    facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
-    yield enclosed(weight > 1 / (2 + arb(1) / 100), "a thousand keys, ε = 0.01", False, **facts)
+def average_two(proof: Proof, query: Formula) -> None:
+    some, above, below, _, goes_so = map(proof.given, [*BELOW_ONE, ORTHONORMAL, _both(query)])
+    along, term = proof.member(goes_so.formula, f), _both(query).args[3].rhs
+    inside = And(j >= 1, j <= n)
+    same = proof.sum_same(q[f] * k[j, f], term * k[j, f], all_coordinates, goes_so, along)
+    on_keys = KroneckerDelta(1, j) + KroneckerDelta(2, j)
+    rows = dict.fromkeys([*products(proof, 1), *products(proof, 2)])
+    scores = proof.have(Implies(inside, Eq(score(j), log(n / eps) * on_keys)), same, *rows, some)
+    of_one = [proof.at(scores, {j: key}) for key in (1, 2)]
+    raised = [proof.same_value(exp, score(key), log(n / eps)) for key in (1, 2)]
+    nothing = proof.same_value(exp, score(j), sympy.Integer(0))
+    none = proof.have(Implies(And(j >= 3, j <= n), Eq(exp(score(j)), 1)), scores, nothing)
+    ones = proof.sum_same(exp(score(j)), sympy.Integer(1), (j, 3, n), none)
+    sums = [proof.sum_first(exp(score(j)), (j, low, n)) for low in (1, 2)]
+    whole_sum = Eq(Sum(exp(score(j)), all_keys), 2 * n / eps + n - 2)
+    total = proof.have(
+        And(whole_sum, Eq(exp(score(1)), n / eps), Eq(exp(score(2)), n / eps)), *of_one, *raised, ones, *sums, some
+    )
+    proof.conclude("even", total)
+    share = proof.conclude("share", total)
+    proof.conclude("enough", share, some, above)
+    squares = proof.sum_same(q[f] ** 2, term * q[f], all_coordinates, goes_so, along)
+    log_up = proof.have(n / eps > 1, some, above, below)
+    up = proof.log_monotone(sympy.Integer(1), n / eps, some, above)
+    norm = proof.conclude("length", squares, *of_one, some, up, log_up)
+    proof.conclude("short", norm, up, log_up)
     average = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
-    yield kept(average, "the library's query for two of fifty keys", norm=average.norm)
+    proof.shows(kept(average, "the library's query for two of fifty keys", norm=average.norm))
+
+
+def _bisected(spare: Any) -> Statement:
+    def case(e: Any, both: Any, more: Any) -> dict[Any, Any]:
+        both = decimal(both)
+        return {n: 3, d: 3, k: identity(3), eps: decimal(e), q: [both, both, decimal(more) * bool(spare)]}
+
+    return Statement(
+        variables=KEYS | EPS | {q: "a query"},
+        given=[n >= 2, eps > 0, ORTHONORMAL, Eq(score(1), score(2)), weight(1) >= 1 / (2 + eps)],
+        then={"bisects": each(g, 1, d, Eq(q[g], score(1) * (k[1, g] + k[2, g])))},
+        terms={"enough": 1 / (2 + eps), "bisector": score(1) * (k[1, g] + k[2, g])},
+        notes=["real arithmetic"],
+        spans=Spans(EPSILON | {"q₁": (0, 9), "q₃": (-3, 0)}, case),
+    )
+
+
+@claim(
+    "average-bisector",
+    expected="refuted",
+    formal=_bisected,
+    plain="A query that shares its weight evenly between two of some orthonormal keys, at least {enough} each, must be"
+    " on their bisector: its coordinates are {bisector}.",
+    # What the query has along a third key.
+    subject=-1,
+    sabotage={"nothing along the others": 0},
+    picture=_average_picture,
+)
+def average_bisector(against: Refutation, spare: int) -> None:
+    case = {n: 3, d: 3, k: identity(3), eps: Fraction(1, 2), q: [5, 5, spare]}
+    against.case(case, "three keys, q = (5, 5, −1): pushing the third down is as good as pulling two")
+
+
+def _nearest(_: Any) -> Statement:
+    def case(*numbers: Any) -> dict[Any, Any]:
+        x, y, *query = map(decimal, numbers)
+        keys = sorted([[x, y], [y, -x / 2]], key=lambda key: sum((a - b) ** 2 for a, b in zip(key, query, strict=True)))
+        return {n: 2, d: 2, k: keys, q: query}
+
+    def distance(key: Any) -> Any:
+        return Sum((q[f] - k[key, f]) ** 2, all_coordinates)
+
+    return Statement(
+        variables=KEYS | {q: "the query"},
+        given=[n >= 1, each(i, 1, n, distance(1) <= distance(i))],
+        then={"most": each(i, 1, n, weight(1) >= weight(i))},
+        terms={"distance": distance(1), "weight": weight(1)},
+        notes=["real arithmetic"],
+        spans=Spans(dict.fromkeys(("x", "y", "q₁", "q₂"), (-3, 3)), case),
+    )
+
+
+@claim(
+    "nearest-key",
+    expected="refuted",
+    formal=_nearest,
+    plain="The key nearest to the query, at the squared distance {distance}, gets the largest weight, {weight}.",
+    # The other key, beside (1, 0), which is the query.
+    subject=(10, 0),
+    sabotage={"keys of one length": (0, 1), "a shorter key": (Fraction(1, 2), 0)},
+    picture=_average_picture,
+)
+def nearest_key(against: Refutation, further: Any) -> None:
+    says = "q = (1, 0) is key 1 itself, and (10, 0) takes all but 0.00012 of the weight"
+    against.case({n: 2, d: 2, k: [[1, 0], list(further)], q: [1, 0]}, says)
 
 
 def _mixture_picture() -> Table:
@@ -382,65 +628,171 @@ def _mixture_picture() -> Table:
     return Table(title, ("t", "first", "second", "third", "distance from the target"), rows)
 
 
-def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
-    """Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys."""
-    targets = [part / total(parts) for part in parts]
-    terms = [score(t, target).exp() for target in targets]
-    scale = t.exp() / (t.exp() + outside)
-    return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
+def _mixes(on: Formula) -> Any:
+    return goes(Sum(on(t, logs[g]) * k[g, f], (g, 1, m)))
+
+
+TARGETS = Eq(Sum(exp(logs[i]), (i, 1, m)), 1)
+_SUBSET = [m >= 1, n >= m, ORTHONORMAL, TARGETS]
+
+
+def _mixed(on: Formula) -> Statement:
+    def case(more: int, e: Any, size: Any, *parts: Any) -> dict[Any, Any]:
+        targets = [(part / total(parts)).log() for part in parts]
+        count = len(parts) + more
+        along = [value(on(t, c), {t: size, c: target}) for target in targets]
+        return {
+            **{n: count, d: count, m: len(parts), k: identity(count), logs: targets, t: size, eps: e},
+            q: [*along, *[arb(0)] * more],
+        }
+
+    target = exp(logs[i])
+    return Statement(
+        variables=KEYS
+        | {
+            m: "how many keys are to be mixed, which are listed first",
+            logs: "the logarithms of the targets, which are positive",
+            t: "how far the query goes",
+            q: "the query",
+            eps: "how near the weights are to come",
+        },
+        given=[*_SUBSET, _mixes(on)],
+        then={
+            "weights": each(i, 1, m, Eq(weight(i), target * exp(t) / (exp(t) + n - m))),
+            "near": Implies(eps * exp(t) >= n - m, each(i, 1, m, Abs(weight(i) - target) <= eps)),
+            "all": Implies(Eq(n, m), each(i, 1, m, Eq(weight(i), target))),
+        },
+        terms={"target": target, "query": q[f], "eps": eps, "far": eps * exp(t) >= n - m},
+        notes=["real arithmetic"],
+        spans=Spans(
+            {"n−m": range(4), "ε": (0.01, 0.9), "t": (-5, 10), **dict.fromkeys(("w₁", "w₂", "w₃"), (0.01, 1))},
+            case,
+            (TARGETS, _mixes(on)),
+        ),
+    )
 
 
 @claim(
     "mixture-any",
     expected="proved",
-    statement=r"k_i \text{ orthonormal},\ w > 0 \text{ on } S,\ \textstyle\sum_S w_i = 1:\ q = \sum_{i\in S}(t+\ln"
-    r" w_i)k_i\text{ gives } \alpha_i = \frac{w_i e^t}{e^t + n - |S|} \to w_i",
-    plain="Any target distribution over a subset of orthonormal keys is reachable, as closely as wanted; exactly where"
-    " the subset is all of them. For general keys exactly when the log-targets lie in range(K) + span(1).",
-    assumptions=("real arithmetic", "targets are positive on the subset and sum to 1"),
-    subject=lambda t, w: t + log(w),
+    formal=_mixed,
+    plain="Any positive targets {target} that sum to one are reached on a subset of orthonormal keys, within any {eps}"
+    " once {far}; and exactly where the subset is all of the keys.",
+    subject=lambda t, log_target: t + log_target,
     sabotage={
-        "targets in place of their logarithms": lambda t, w: t + w,
-        "a product in place of the sum": lambda t, w: t * log(w),
+        "targets in place of their logarithms": lambda t, log_target: t + exp(log_target),
+        "a product in place of the sum": lambda t, log_target: t * log_target,
     },
     picture=_mixture_picture,
-    falsifier=Falsifier({"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1), _mixture),
 )
-def mixture_any(score: Formula) -> Iterator[Evidence]:
-    w, rest, partition, outside = symbols(positive="w rho Z", integer_positive="j")
-    t, shift, s = symbols(real="t c s")
-    yield identity(exp(score(t, w)), w * exp(t), "orthonormal keys: each key of S has e^s_i = w_i·e^t")
-    total = exp(score(t, w)) + rest * exp(t) + outside
-    weight = (exp(score(t, w)) / total).subs(rest, 1 - w)
-    yield identity(weight, w * exp(t) / (exp(t) + outside), "Σw = 1: α_i = w_i·e^t/(e^t + n − |S|)")
-    missing = 1 - exp(t) / (exp(t) + outside)
-    says = "the weight outside S is exactly ε at t = ln((n−|S|)(1−ε)/ε): any distance is reached"
-    yield identity(missing.subs(t, log(outside * (1 - eps) / eps)), eps, says)
-    yield identity(weight.subs(outside, 0), w, "where S is every key the target is met exactly, for every t")
-    says = "any keys: Kq = ln w + c·1 gives softmax(Kq) = w"
-    yield identity(exp(log(w) + shift) / (w * exp(shift) + (1 - w) * exp(shift)), w, says)
-    yield identity(log(exp(s) / partition), s - log(partition), "and softmax(Kq) = w gives Kq = ln w + ln(Z)·1")
-    yield from _out_of_reach()
+def mixture_any(proof: Proof, on: Formula) -> None:
+    some, most, ortho, targets, goes_so = map(proof.given, [*_SUBSET, _mixes(on)])
+    along = proof.member(goes_so.formula, f)
+    own = Sum(on(t, logs[g]) * k[g, f], (g, 1, m))
+    same = proof.sum_same(q[f] * k[j, f], own * k[j, f], all_coordinates, goes_so, along)
+    swapped = proof.sum_swap(on(t, logs[g]) * k[g, f] * k[j, f], (g, 1, m), all_coordinates)
+    row = proof.member(ORTHONORMAL, g)
+    unit = proof.member(ORTHONORMAL.args[3].subs(i, g), j)
+    inside = And(j >= 1, j <= n)
+    pair = Sum(k[g, f] * k[j, f], all_coordinates)
+    delta = proof.sum_same(
+        on(t, logs[g]) * pair, on(t, logs[g]) * KroneckerDelta(g, j), (g, 1, m), ortho, row, unit, most, when=inside
+    )
+    only = proof.sum_delta(on(t, logs[g]), (g, 1, m), j)
+    scores = proof.have(Implies(And(j >= 1, j <= m), Eq(score(j), t + logs[j])), same, swapped, delta, only, most)
+    away = proof.sum_same(on(t, logs[g]) * KroneckerDelta(g, j), sympy.Integer(0), (g, 1, m), when=j > m)
+    none = proof.have(Implies(And(j > m, j <= n), Eq(score(j), 0)), same, swapped, delta, away, some)
+    raised = proof.same_value(exp, score(j), t + logs[j])
+    part = proof.have(Implies(And(j >= 1, j <= m), Eq(exp(score(j)), exp(t) * exp(logs[j]))), scores, raised)
+    inner = proof.sum_same(exp(score(j)), exp(logs[j]), (j, 1, m), part, times=exp(t))
+    still = proof.same_value(exp, score(j), sympy.Integer(0))
+    one = proof.have(Implies(And(j > m, j <= n), Eq(exp(score(j)), 1)), none, still)
+    outer = proof.sum_same(exp(score(j)), sympy.Integer(1), (j, m + 1, n), one)
+    split = proof.sum_split(exp(score(j)), all_keys, m)
+    total_ = proof.have(Eq(Sum(exp(score(j)), all_keys), exp(t) + n - m), inner, outer, split, targets, some, most)
+    mine = proof.at(part, {j: i})
+    listed = And(i >= 1, i <= m)
+    found = Eq(weight(i), exp(logs[i]) * exp(t) / (exp(t) + n - m))
+    shown = proof.have(Implies(listed, found), mine, total_)
+    proof.conclude("weights", proof.every(each(i, 1, m, found), shown))
+    small = proof.sum_member(exp(logs[g]), (g, 1, m), i)
+    near = Abs(weight(i) - exp(logs[i])) <= eps
+    close = proof.have(Implies(And(listed, eps * exp(t) >= n - m), near), shown, small, targets, most)
+    proof.conclude("near", proof.every(each(i, 1, m, near), close, when=eps * exp(t) >= n - m))
+    exact = proof.have(Implies(And(listed, Eq(n, m)), Eq(weight(i), exp(logs[i]))), shown)
+    proof.conclude("all", proof.every(each(i, 1, m, Eq(weight(i), exp(logs[i]))), exact, when=Eq(n, m)))
     query = mixture_query(torch.eye(50), [0.5, 0.3, 0.2] + [0.0] * 47, eps=0.01)
-    yield kept(query, "the library's query for ½, 0.3, 0.2 on three of fifty keys", norm=query.norm)
+    proof.shows(kept(query, "the library's query for ½, 0.3, 0.2 on three of fifty keys", norm=query.norm))
 
 
-def _out_of_reach() -> Iterator[Evidence]:
-    """Weights that keys 0, 1, 2 on a line cannot have, whatever the query."""
-    y, wanted = Symbol("y", real=True), [Fraction(1, 4), Fraction(1, 2), Fraction(1, 4)]
-    terms = [exp(key * y) for key in (0, 1, 2)]
-    first, second, third = (term / sum(terms) for term in terms)
-    yield identity(second**2, first * third, "keys 0, 1, 2 on a line: α_2² = α_1·α_3 for every query")
-    says = "so (¼, ½, ¼) is out of reach"
-    yield rational(wanted[1] ** 2 != wanted[0] * wanted[2], says, wanted=wanted[1] ** 2, forced=wanted[0] * wanted[2])
+ALL_TARGETS = Sum(exp(logs[j]), all_keys)
+GIVEN = each(i, 1, n, Eq(weight(i), exp(logs[i]) / ALL_TARGETS))
+
+
+def _in_range(taken: Formula) -> Any:
+    return each(i, 1, n, Eq(score(i) - taken(logs[i]), score(1) - taken(logs[1])))
+
+
+def _ranged(taken: Formula) -> Statement:
+    def case(more: Any, *targets: Any) -> dict[Any, Any]:
+        aims = list(map(decimal, targets))
+        query = [Fraction(taken(aim)) + decimal(more) for aim in aims]
+        return {n: len(aims), d: len(aims), k: identity(len(aims)), logs: aims, q: query}
+
+    return Statement(
+        variables=KEYS | {logs: "the logarithms of the targets, or of what they are in proportion to", q: "the query"},
+        given=[n >= 1],
+        then={"exactly": Equivalent(GIVEN, _in_range(taken))},
+        terms={"target": exp(logs[i]) / ALL_TARGETS, "range": _in_range(taken)},
+        notes=["real arithmetic", "some query does so exactly when the logarithms are scores and a constant"],
+        spans=Spans(dict.fromkeys(("c", "ℓ₁", "ℓ₂", "ℓ₃"), (-2, 2)), case),
+    )
+
+
+@claim(
+    "mixture-range",
+    expected="proved",
+    formal=_ranged,
+    plain="Whatever the keys are, a query gives each of them its target {target} exactly when its scores are the"
+    " logarithms, but for one constant: {range}.",
+    subject=lambda log_target: log_target,
+    sabotage={
+        "twice the logarithms": lambda log_target: 2 * log_target,
+        "no targets": lambda log_target: 0 * log_target,
+    },
+    picture=_mixture_picture,
+)
+def mixture_range(proof: Proof, taken: Formula) -> None:
+    some, aimed, inside = proof.given(n >= 1), _in_range(taken), And(i >= 1, i <= n)
+    apart, total_ = score(1) - logs[1], Sum(exp(score(j)), all_keys)
+    sums = [
+        proof.have(whole > 0, proof.sum_positive(term, all_keys), some)
+        for whole, term in ((total_, exp(score(j))), (ALL_TARGETS, exp(logs[j])))
+    ]
+    # One constant more in every score is one factor more in every exponential.
+    raised = proof.same_value(exp, score(i), logs[i] + apart)
+    own = proof.have(
+        Implies(And(aimed, inside), Eq(exp(score(i)), exp(apart) * exp(logs[i]))), proof.member(aimed, i), raised
+    )
+    whole_sum = proof.sum_same(exp(score(i)), exp(logs[i]), (i, 1, n), own, times=exp(apart), when=aimed)
+    back = proof.have(Implies(And(aimed, inside), Eq(weight(i), exp(logs[i]) / ALL_TARGETS)), own, whole_sum, sums[1])
+    backwards = proof.every(GIVEN, back, when=aimed)
+    # And weights in proportion to the targets come from scores that differ from the logarithms as the sums do.
+    rise = log(total_) - log(ALL_TARGETS)
+    up, down = (proof.exp_monotone(*pair, *sums) for pair in ((score(i), logs[i] + rise), (logs[i] + rise, score(i))))
+    one = proof.have(
+        Implies(And(GIVEN, inside), Eq(score(i), logs[i] + rise)), proof.member(GIVEN, i), up, down, sums[0]
+    )
+    first_ = proof.at(one, {i: sympy.Integer(1)})
+    forth = proof.have(Implies(And(GIVEN, inside), Eq(score(i) - logs[i], apart)), one, first_)
+    proof.conclude("exactly", proof.every(aimed, forth, when=GIVEN), backwards)
+    wanted = [Fraction(1, 4), Fraction(1, 2), Fraction(1, 4)]
     try:
         mixture_query(torch.tensor([[0.0], [1.0], [2.0]]), [float(weight) for weight in wanted], eps=0.01)
     except OutOfReach as refusal:
         combination = refusal.combination
     else:
         raise Unproved("the library made a query for weights that no query gives")
-    yield rational(
-        sum(combination) == 0 and sum(c * key for key, c in enumerate(combination)) == 0 and any(combination),
-        "the library refuses them, with a combination of the keys that vanishes: Σ c_i·ln α_i = 0, and not for these",
-        combination=[str(c) for c in combination],
-    )
+    holds = sum(combination) == 0 and sum(c * key for key, c in enumerate(combination)) == 0 and any(combination)
+    says = "keys 0, 1, 2 on a line: the library refuses ¼, ½, ¼, with a combination of the keys that vanishes"
+    proof.shows(rational(holds, says, combination=[str(c) for c in combination]))

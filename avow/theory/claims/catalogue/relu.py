@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
-from sympy import Abs, And, Eq, Implies, Max, Piecewise, Rational, Sum, cos, sin, sqrt
+from sympy import Abs, And, Eq, Equivalent, Heaviside, Implies, Max, Not, Or, Piecewise, Rational, Sum
 
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, most
-from avow.theory.claims.claim import Falsifier, Formula, Versions, claims_on, numbered
-from avow.theory.claims.evidence import Evidence
+from avow.theory.claims.claim import Formula, Versions, claims_on
 from avow.theory.claims.formal import Exists, Spans, Statement, decimal, each, real, sequence, whole
 from avow.theory.claims.proof import Proof, Refutation
-from avow.theory.claims.toolbox import identity, kept, nonnegative, positive, rational, symbols
+from avow.theory.claims.toolbox import kept, rational
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
 
@@ -216,85 +215,123 @@ def relu_square_wide(proof: Proof, network: Hinges) -> None:
     proof.shows(kept(relu_square(1e-3), "the library's network for ε = 1e-3, its weights rounded to float64"))
 
 
-def _best(units: Mapping[Fraction, int], which: int, *one: arb) -> arb:
-    """The units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
-    eps, enough = list(units.items())[which]
-    return most([ball(square_error(hinges(enough)) - eps), arb(1) / 18 - _farthest(*one)])
+slopes, kinks, heights = sequence("a t w")
+grid = whole("g")
+steep, bias, out = real("alpha tau omega")
+N_ = 2 * K + 1
 
 
-def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
-    """The largest distance of one unit to x² on [0, 1]: at an end, at its kink, or where the slopes agree."""
-    inside = [x.max(arb(0)).min(arb(1)) for x in (arb(0), arb(1), -bias / weight, out * weight / 2)]
-    return most([abs(out * relu(weight * x + bias) + shift - x * x) for x in inside])
+def _layer(x: Any) -> Any:
+    """Any layer of K units with an output bias, at x."""
+    return Sum(heights[i] * relu(slopes[i] * x + kinks[i]), (i, 1, K)) + b
+
+
+OFF = Exists(x, And(x >= 0, x <= 1, Abs(_layer(x) - x**2) >= _ERROR))
+
+
+def _best(units: Mapping[Fraction, int]) -> Statement:
+    near = {f"near_{count}": Rational(bound.numerator, bound.denominator) >= _ERROR for bound, count in WIDE.items()}
+    enough = {f"units_{count}": units[bound] <= K for bound, count in WIDE.items()}
+
+    def case(count: int, *one: Any) -> dict[Any, Any]:
+        *unit, shift = map(decimal, one)
+        none = [Fraction(0)] * (count - 1)
+        return {
+            K: count,
+            b: shift,
+            **{of: [part, *none] for of, part in zip((slopes, kinks, heights), unit, strict=True)},
+        }
+
+    def denied(case: Any) -> arb:
+        """By how much the network's largest distance to x² on [0, 1] is below: at an end, at a kink, or between."""
+        weight, start, height = (ball(case[of][0]) for of in (slopes, kinks, heights))
+        places = [y.max(arb(0)).min(arb(1)) for y in (arb(0), arb(1), -start / weight, height * weight / 2)]
+        far = most([abs(height * relu(weight * y + start) + ball(case[b]) - y * y) for y in places])
+        return 1 / arb(2 * (2 * case[K] + 1) ** 2) - far
+
+    return Statement(
+        variables={
+            K: "the number of units",
+            slopes: "the weights",
+            kinks: "the biases",
+            heights: "the output weights",
+            b: "the output bias",
+        },
+        given=[K >= 1],
+        then={"off": OFF} | {name: Equivalent(near[f"near_{name[6:]}"], least) for name, least in enough.items()},
+        terms={"square": x**2, "error": _ERROR} | near | enough,
+        notes=["real arithmetic"],
+        spans=Spans(
+            {"K": range(1, 60), "w₀": (0.01, 3), **dict.fromkeys(("b₀", "w₁", "b₁"), (-2, 2))}, case, (), denied
+        ),
+    )
 
 
 @claim(
     "relu-square-best",
     expected="proved",
-    statement=r"\max_{[0,1]} \Big|\sum_{i=1}^{K} w_i\sigma(a_i x + b_i) + c - x^2\Big| \ge \frac{1}{2(2K+1)^2}"
-    r"\quad\text{for all } a, b, w, c",
-    plain="No hidden layer of K units with an output bias comes closer to x² on [0, 1] than 1/(2(2K+1)²): 4, 11, 35 and"
-    " 354 units are the fewest for 1e-2, 1e-3, 1e-4 and 1e-6.",
-    assumptions=("real arithmetic", "x in [0, 1]", "one hidden layer with an output bias", "K ≥ 1"),
+    formal=_best,
+    plain="No hidden layer of K units with an output bias comes closer to {square} on the unit interval than {error}:"
+    " so {near_4} exactly for {units_4}, {near_11} for {units_11}, {near_35} for {units_35} and {near_354} for"
+    " {units_354}.",
     subject=WIDE,
     sabotage={"one unit fewer": {eps: units - 1 for eps, units in WIDE.items()}},
     picture=_square_picture,
-    needs=("relu-square",),
-    falsifier=Falsifier({"ε, of four": range(4), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2), _best),
 )
-def relu_square_best(units: Mapping[Fraction, int]) -> Iterator[Evidence]:
-    yield from _no_better()
-    yield from _pieces()
-    for bound, enough in units.items():
-        error, fewer = (Fraction(1, 2 * (2 * count + 1) ** 2) for count in (enough, enough - 1))
-        says = f"it is at most ε = {bound}, and a unit fewer is not enough"
-        yield rational(error <= bound < fewer, says, error=error, with_one_fewer=fewer)
+def relu_square_best(proof: Proof, units: Mapping[Fraction, int]) -> None:
+    some, all_units, windows = proof.given(K >= 1), (i, 1, K), (k, 1, K)
 
+    def unit(of: Any, at: Any, place: Any) -> Any:
+        return relu(of * place + at)
 
-def _cut(z: Any) -> Any:
-    """The ReLU as SymPy sees through it: (z + |z|)/2."""
-    return (z + abs(z)) / 2
+    def bend(of: Any, at: Any, place: Any) -> Any:
+        """What a unit adds to the second difference over the window around an even place of the grid."""
+        return unit(of, at, 2 * place - 1) + unit(of, at, 2 * place + 1) - 2 * unit(of, at, 2 * place)
 
+    def first(of: Any, at: Any) -> Any:
+        return unit(of, at, 1) - unit(of, at, 0)
 
-def _no_better() -> Iterator[Evidence]:
-    """No K units come closer: upward kinks end stretches that are short, and the first stretch is half as long."""
-    a, slope, height, h, e, k, p, q = symbols(real="a s c", positive="h e K", nonnegative="p q")
+    def counts(term: Any) -> Any:
+        """One where a term is above zero, else nothing."""
+        return Heaviside(term, 0)
 
-    def left(at: Any) -> Any:
-        return at**2 - slope * at - height
+    own, at_ = slopes[i] / N_, kinks[i]
+    # Were the network nearer everywhere, it would be nearer on a grid of 2K + 1 pieces.
+    here = Abs(_layer(grid / N_) - (grid / N_) ** 2) >= _ERROR
+    on_grid = proof.some(OFF, grid / N_, when=And(grid >= 0, grid <= N_, here))
+    near, inside = Not(OFF), And(k >= 1, k <= K)
+    bends, rise = heights[i] * bend(own, at_, k), heights[i] * first(own, at_)
+    ends = [proof.at(on_grid, {grid: 2 * k + shift}) for shift in (-1, 0, 1)]
+    bent = proof.have(Implies(And(near, inside), Sum(bends, all_units) > 0), *ends, says="x² bends up in each window")
+    starts = [proof.at(on_grid, {grid: sympy.Integer(place)}) for place in (0, 1)]
+    risen = proof.have(Implies(near, Sum(rise, all_units) > 0), *starts, some, says="and rises from 0")
+    # So some unit bends up in each of the windows, and some unit rises before them.
+    found = []
+    for term, so, when in ((bends, bent, And(near, inside)), (rise, risen, near)):
+        sum_of = Sum(counts(term), all_units)
+        member = proof.sum_member(counts(term), all_units, j)
+        none = proof.have(Implies(And(j >= 1, j <= K, sum_of < 1), term.subs(i, j) <= 0), member)
+        less = proof.sum_most(term, 0, all_units, proof.at(none, {j: i}), when=sum_of < 1)
+        found.append(proof.have(Implies(when, sum_of >= 1), less, so))
+    # But no unit does so in two places: it has one kink.
 
-    says = "x² minus a line has second difference h²/2 on length h"
-    yield identity(left(a) + left(a + h) - 2 * left(a + h / 2), h**2 / 2, says)
-    for before, after, words in ((p, p + q, "left of the middle"), (p + q, p, "right of the middle")):
-        bent = _cut(-before) + _cut(after) - 2 * _cut((after - before) / 2)
-        yield nonnegative(bent, f"a kink that bends f down, {words}, only adds to it: σ(−u) + σ(v) − 2σ((v − u)/2) ≥ 0")
-    says = "off by at most e, it is at most 4e: a stretch without an upward kink is at most √(8e) long"
-    yield nonnegative(sympy.expand((sqrt(8 * e) + p) ** 2 / 2 - 4 * e), says)
-    # What a unit with a kink at t adds to the slope left of it, against the jump it makes there.
-    c, step, v, t = symbols(positive="c p", real="v t")
-    for sign, words in ((1, "on the right adds no slope left of its kink"), (-1, "on the left adds minus its jump")):
-        before, at, after = (v * _cut(sympy.expand(sign * c * (x - t))) for x in (t - step, t, t + step))
-        fall, rise = (at - before) / step, (after - at) / step
-        yield identity(fall, 0 if sign > 0 else -(rise - fall), f"a unit awake {words}")
-    says = "all kinks upward: f starts with slope −p ≤ 0, and x² − f climbs by h² + ph ≥ h² there"
-    yield nonnegative((h**2 + p * h) - h**2, says)
-    says = "which is at most 2e: the first stretch is at most √(2e) long"
-    yield nonnegative(sympy.expand((sqrt(2 * e) + p) ** 2 - 2 * e), says)
-    least = 1 / (2 * (2 * k + 1) ** 2)
-    yield identity(sqrt(2 * least) + k * sqrt(8 * least), 1, "K upward kinks: 1 ≤ √(2e) + K√(8e), so e ≥ 1/(2(2K+1)²)")
-    says = "fewer upward kinks inside: 1 ≤ K√(8e), so e ≥ 1/(8K²), which is more than 1/(2(2K+1)²)"
-    yield positive(1 / (8 * k**2) - least, says)
+    def once(last: Any) -> Any:
+        total = counts(out * first(steep, bias)) + Sum(counts(out * bend(steep, bias, k)), (k, 1, last))
+        behind = Or(out <= 0, steep * (steep * (2 * last + 1) + bias) >= 0)
+        return Or(Eq(total, 0), And(Eq(total, 1), behind))
 
-
-def _pieces() -> Iterator[Evidence]:
-    n, i, more, theta = symbols(positive="N", nonnegative="i s", real="theta")
-    start, share = i / n, (1 + sin(theta)) / 2
-    where = start + share / n
-    chord = start**2 + ((start + 1 / n) ** 2 - start**2) * share
-    says = "N equal pieces through the knots are above x² by cos²θ/(4N²): off by 1/(4N²), and by 1/(8N²) once lowered"
-    yield identity(chord - where**2, cos(theta) ** 2 / (4 * n**2), says)
-    says = "of N pieces one is at least 1/N long: none are nearer than h²/8 ≥ 1/(8N²)"
-    yield nonnegative((1 / n + more) ** 2 / 8 - 1 / (8 * n**2), says)
+    longer = proof.sum_last(counts(out * bend(steep, bias, k)), (k, 1, n))
+    onward = proof.have(Implies(And(n >= 0, once(n)), once(n + 1)), longer)
+    always = proof.at(proof.induction(once(n), n, 0, onward), {n: K})
+    each_ = proof.at(always, {steep: own, bias: at_, out: heights[i]})
+    both = counts(rise) + Sum(counts(bends), windows)
+    one = proof.have(both <= 1, each_, some)
+    most_ = proof.sum_most(both, 1, all_units, one)
+    least = proof.sum_most(1, Sum(counts(bends), all_units), windows, found[0], when=near)
+    swapped = proof.sum_swap(counts(bends), all_units, windows)
+    proof.conclude("off", most_, least, swapped, found[1], says="K units for K + 1 places")
+    for count in WIDE.values():
+        proof.conclude(f"units_{count}", some, proof.next_whole(sympy.Integer(count - 1), K))
 
 
 def _without_bias(parts: tuple[Formula, Formula, Formula]) -> Statement:

@@ -7,37 +7,23 @@ built one key at a time: what holds of a sum, and of that sum with one more term
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import sympy
 import torch
 from flint import arb
-from sympy import And, Eq, Equivalent, Implies, Sum, Symbol
+from sympy import Abs, And, Eq, Equivalent, Implies, KroneckerDelta, Ne, Rational, Sum, Symbol, exp, log
 
-from avow.core import dtype_name
 from avow.core.chart import Chart, Table, curves
-from avow.numerics.intervals import ball, most, total
-from avow.theory.claims import toolbox
-from avow.theory.claims.claim import Falsifier, Formula, claims_on, numbered
-from avow.theory.claims.elementary import exp, log
-from avow.theory.claims.evidence import Evidence
-from avow.theory.claims.formal import Statement, each, real, sequence, whole
-from avow.theory.claims.proof import Proof
-from avow.theory.claims.toolbox import counterexample, identity, nonnegative, positive, rational, rising, symbols
+from avow.numerics.intervals import ball
+from avow.theory.claims.claim import Formula, claims_on
+from avow.theory.claims.formal import Spans, Statement, decimal, each, real, sequence, whole
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.stored import float16, float32
 
 claim = claims_on("softmax")
-# A score; the exponential of one, that of another, and the sum of the others' or of all.
-score, own, other, rest, denominator = symbols(real="s", positive="e f R Z")
-keys, further = symbols(integer_positive="n", nonnegative="d")
-eps, first_weight = real("varepsilon alpha_1")
-
-
-def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
-    """A sum of exponentials is above zero, however many there are."""
-    yield positive(exp(score), "one key: e^s > 0 for every real score", amended)
-    yield positive(denominator + exp(score), "one more key: a positive sum and e^s is positive", amended)
+eps, half, first_weight, mask = real("varepsilon h alpha_1 M")
 
 
 def _categorical_picture() -> Chart:
@@ -47,8 +33,8 @@ def _categorical_picture() -> Chart:
     return Chart("Nine evenly spaced scores, and louder", "key", "weight", series, marks="bars")
 
 
-n, i, j = whole("n i j")
-s = sequence("s")
+i, j, k, n = whole("i j k n")
+r, s = sequence("r s")
 weight = Symbol("alpha_i", real=True)
 every_score, all_terms = (j, 1, n), Sum(exp(s[j]), (j, 1, n))
 
@@ -86,139 +72,198 @@ def softmax_categorical(proof: Proof, _: Formula) -> None:
 
 
 class Safe(NamedTuple):
-    """What is subtracted from every score, given the largest, and the gap at which a weight becomes zero, by type."""
+    """A weight, of its exponential and the sum of all, and what is subtracted from every score, given the largest."""
 
-    shift: Formula
-    gaps: dict[str, str]
-
-
-_GAPS = {"float32": "103.97", "float64": "745.13", "float16": "17.33"}
+    weight: Formula = lambda own, total: own / total
+    shift: Formula = lambda top: top
 
 
-def _half_of_least(dtype: torch.dtype) -> Fraction:
-    """Half the smallest positive number of a type: what is no larger rounds to zero, ties going to even."""
-    return Fraction(torch.finfo(dtype).eps) * Fraction(torch.finfo(dtype).tiny) / 2
+_LARGEST = [n >= 1, k >= 1, k <= n, each(j, 1, n, s[j] <= s[k])]
 
 
-def _power(half: Fraction) -> str:
-    return f"2^-{half.denominator.bit_length() - 1}"
+def _bounds(safe: Safe) -> Statement:
+    def case(size: int, *scores: Any) -> dict[Any, Any]:
+        drawn = list(map(decimal, scores[:size]))
+        return {n: size, s: drawn, k: drawn.index(max(drawn)) + 1}
 
-
-def _behind(gap: arb) -> arb:
-    """The weight of the second of two keys, so far behind."""
-    return 1 / (1 + gap.exp())
-
-
-def _bounds_picture() -> Table:
-    rows = []
-    for name, gap in _GAPS.items():
-        dtype = getattr(torch, name)
-        weights = [torch.softmax(torch.tensor([0.0, -float(gap) - move], dtype=dtype), -1)[1] for move in (-0.02, 0.02)]
-        rows.append((name, _power(_half_of_least(dtype)), gap, *map(float, weights)))
-    headings = ("type", "half its least number", "gap", "weight 0.02 before", "weight 0.02 after")
-    return Table("Where a weight becomes exactly zero: two keys, PyTorch's softmax", headings, rows)
-
-
-def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
-    """Two scores; their weights are rounded to float32, float64 and float16."""
-    weight = toolbox.stored(partial(_behind, one - two), torch.float32)
-    # Terms that are both zero as stored leave a denominator of zero.
-    return -weight.min(total(toolbox.stored(score.exp, torch.float32) for score in (one, two)))
-
-
-def _zero_from(safe: Safe, one: arb, two: arb) -> arb:
-    top, apart, beside = one.max(two), abs(one - two), arb("0.01")
-    broken = [1 - total((score - safe.shift(top)).exp() for score in (one, two))]
-    # Balls of the decimals that the gaps are given to.
-    for dtype, gap in ((getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()):
-        weight, half = toolbox.stored(partial(_behind, apart), dtype), ball(_half_of_least(dtype))
-        # It must be zero beyond the gap, and for two keys only there.
-        broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
-    return most(broken)
+    shifted = Sum(exp(s[j] - safe.shift(s[k])), every_score)
+    return Statement(
+        variables={n: "the number of keys", s: "the scores", k: "a key with the largest score"},
+        given=_LARGEST,
+        then={
+            "positive": each(i, 1, n, weight > 0),
+            "below one": Implies(n >= 2, each(i, 1, n, weight < 1)),
+            "one": Implies(Eq(n, 1), Eq(safe.weight(exp(s[1]), all_terms), 1)),
+            "denominator": all_terms > 0,
+            "shifted": And(shifted >= 1, shifted <= n),
+        },
+        where={weight: safe.weight(exp(s[i]), all_terms)},
+        terms={"few": n >= 2, "alone": Eq(n, 1), "all": all_terms, "shifted": shifted},
+        notes=["real arithmetic"],
+        spans=Spans({"n": range(1, 4), **dict.fromkeys(("s₁", "s₂", "s₃"), (-8, 8))}, case),
+    )
 
 
 @claim(
     "softmax-bounds",
-    expected="corrected",
-    statement=r"0 < \alpha_i < \infty \quad\text{and}\quad \textstyle\sum_j e^{s_j} \ne 0, \text{ as computed}",
-    plain="No weight is infinite, none is exactly zero, and the denominator is never zero.",
-    amended=r"\text{In } \mathbb{R}: 0 < \alpha_i < 1 \ (n \ge 2).\ \text{In floating point with least positive number"
-    r" } 2h:\ \max_j s_j - s_i \ge \ln\tfrac1h \Rightarrow \mathrm{fl}(\alpha_i) = 0,\ \text{and } \textstyle\sum_j"
-    r" e^{s_j - \max s} \ge 1",
-    amended_plain="In real arithmetic weights lie strictly between 0 and 1 (one key alone has exactly 1). In floating"
-    " point a weight is 0 once its score is 103.97 (float32), 745.13 (float64) or 17.33 (float16) below the largest,"
-    " and the plain formula divides 0 by 0 or inf by inf; with the maximum subtracted the denominator lies between 1"
-    " and n.",
-    assumptions=("n ≥ 1 finite scores", "floating point: results rounded to the nearest number, subnormals kept"),
-    subject=Safe(lambda top: top, _GAPS),
+    expected="proved",
+    formal=_bounds,
+    plain="No weight is infinite, none is exactly nought, and the denominator {all} never is. For {few}, all weights"
+    " lie strictly between nought and one; one key alone has exactly one. With the largest score subtracted, the"
+    " denominator {shifted} lies between one and the number of keys.",
+    subject=Safe(),
     sabotage={
-        "float32 by the threshold of exp's overflow": Safe(lambda top: top, _GAPS | {"float32": "88.72"}),
-        "float16 by its smallest normal number": Safe(lambda top: top, _GAPS | {"float16": "9.70"}),
-        "one more than the maximum subtracted": Safe(lambda top: top + 1, _GAPS),
+        "one more in the denominator": Safe(weight=lambda own, total: own / (1 + total)),
+        "one more than the maximum subtracted": Safe(shift=lambda top: top + 1),
+        "half the maximum subtracted": Safe(shift=lambda top: top / 2),
+    },
+    picture=_categorical_picture,
+)
+def softmax_bounds(proof: Proof, safe: Safe) -> None:
+    some, one, last, largest = map(proof.given, _LARGEST)
+    own, inside = safe.weight(exp(s[i]), all_terms), And(i >= 1, i <= n)
+    total = proof.sum_positive(exp(s[j]), every_score)
+    above = proof.have(Implies(inside, own > 0), total)
+    proof.conclude("positive", proof.every(each(i, 1, n, own > 0), above))
+    proof.conclude("denominator", total, some)
+    # What all others have is more than nothing: key 1 is another, or key 2 is.
+    rest = exp(s[j]) * (1 - KroneckerDelta(j, i))
+    only = proof.sum_delta(exp(s[j]), every_score, i)
+    others_ = [proof.sum_member(rest, every_score, key) for key in (1, 2)]
+    less = proof.have(Implies(And(inside, n >= 2), own < 1), only, *others_)
+    proof.conclude("below one", proof.every(each(i, 1, n, own < 1), less, when=n >= 2))
+    alone = proof.sum_first(exp(s[j]), every_score), proof.sum_empty(exp(s[j]), (j, 2, n))
+    proof.conclude("one", *alone)
+    shifted = exp(s[j] - safe.shift(s[k]))
+    gap = proof.exp_monotone(s[j] - safe.shift(s[k]), 0)
+    small = proof.have(Implies(And(j >= 1, j <= n), shifted <= 1), gap, proof.member(_LARGEST[3], j), largest)
+    most = proof.sum_most(shifted, 1, every_score, small)
+    least = proof.sum_member(shifted, every_score, k)
+    proof.conclude("shifted", most, least, one, last)
+
+
+def _bounds_picture() -> Table:
+    rows = []
+    for name, (power, gap) in GAPS.items():
+        scores = [torch.tensor([0.0, -float(gap) + move], dtype=getattr(torch, name)) for move in (0.02, -0.02)]
+        rows.append((name, f"2^-{power}", str(float(gap)), *(float(torch.softmax(score, -1)[1]) for score in scores)))
+    headings = ("type", "half its least number", "gap", "weight 0.02 before", "weight 0.02 after")
+    return Table("Where a weight becomes exactly zero: two keys, PyTorch's softmax", headings, rows)
+
+
+def _kept(stored: Any) -> Statement:
+    def case(*scores: Any) -> dict[Any, Any]:
+        return {n: len(scores), s: list(map(decimal, scores))}
+
+    term, largest = stored(exp(s[j])), Fraction(torch.finfo(torch.float32).max)
+    return Statement(
+        variables={n: "the number of keys", s: "the scores"},
+        given=[n >= 1],
+        then={
+            "positive": each(i, 1, n, stored(exp(s[i]) / all_terms) > 0),
+            "denominator": Ne(Sum(term, every_score), 0),
+            "finite": each(j, 1, n, term <= Rational(largest.numerator)),
+        },
+        terms={"weight": stored(exp(s[i]) / all_terms), "denominator": Sum(term, every_score)},
+        notes=["each stored number is the nearest one of the type; one too large for it is infinite"],
+        spans=Spans(dict.fromkeys(("s₁", "s₂"), (-400, 400)), case),
+    )
+
+
+@claim(
+    "softmax-stored",
+    expected="refuted",
+    formal=_kept,
+    plain="In the numbers that single precision stores, no weight {weight} is nought either, the denominator"
+    " {denominator} never is, and no term of it is infinite.",
+    subject=float32,
+    sabotage={"real numbers": lambda number: number},
+    picture=_bounds_picture,
+)
+def softmax_stored(against: Refutation, stored: Any) -> None:
+    for scores, says in (
+        ([0, -104], "a weight that is exactly zero"),
+        ([-200, -201], "a denominator of zero: without the shift, the weights are nan"),
+        ([100, 99], "an infinite denominator: without the shift, the weights are nan"),
+    ):
+        terms = torch.exp(torch.tensor(scores, dtype=torch.float32))
+        computed: dict[str, Any] = {"terms in PyTorch": terms, "weights without the shift": terms / terms.sum()}
+        against.case({n: 2, s: scores}, says, **computed)
+
+
+# Half the least positive number of a type as a power of two, and the gap at which a weight becomes zero.
+GAPS = {
+    "float32": (150, Rational(10397, 100)),
+    "float64": (1075, Rational(74513, 100)),
+    "float16": (25, Rational(1733, 100)),
+}
+_VANISHES, _STAYS = each(i, 1, n, Implies(weight <= half, Eq(r[i], 0))), each(i, 1, n, Implies(weight > half, r[i] > 0))
+
+
+def _near(gap: Any) -> Any:
+    ends, digits = (log(1 / half), log(1 / half - 1)), Rational(1, 200)
+    return And(*(part for end in ends for part in (gap - end <= digits, end - gap <= digits)))
+
+
+def _vanishing(gaps: Any) -> Statement:
+    def case(type_: int, size: Any) -> dict[Any, Any]:
+        power = [power for power, _ in gaps.values()][type_]
+        scores, least = [Fraction(0), -decimal(size)], Fraction(1, 2**power)
+        return {n: 2, s: scores, k: 1, half: least, r: [Fraction(1), Fraction(float(size) < math.log(2**power - 1))]}
+
+    shared = {"far": log(1 / half), "near": log(1 / half - 1)}
+    return Statement(
+        variables={
+            n: "the number of keys",
+            s: "the scores",
+            k: "any key",
+            half: "half the least positive number of a type",
+            r: "the weights as stored",
+        },
+        given=[k >= 1, k <= n, half > 0, half < 1, _VANISHES, _STAYS],
+        then={
+            "zero": each(i, 1, n, Implies(s[k] - s[i] >= log(1 / half), Eq(r[i], 0))),
+            "two": Implies(And(Eq(n, 2), s[1] - s[2] < log(1 / half - 1)), r[2] > 0),
+            **{name: Implies(Eq(half, Rational(1, 2**power)), _near(gap)) for name, (power, gap) in gaps.items()},
+        },
+        where={weight: exp(s[i]) / all_terms},
+        terms=shared | {name: gap for name, (_, gap) in gaps.items()},
+        notes=["a number rounds to the nearest one of the type, half the least positive one to zero"],
+        spans=Spans({"type": range(3), "gap": (0, 800)}, case),
+    )
+
+
+@claim(
+    "softmax-vanishing",
+    expected="proved",
+    formal=_vanishing,
+    plain="A stored weight is nought once its score is {far} or more below another, and with two keys not before"
+    " {near}: to two decimals, at {float32} in single precision, {float64} in double, {float16} in half.",
+    subject=GAPS,
+    sabotage={
+        "float32 by the threshold of exp's overflow": GAPS | {"float32": (150, Rational(8872, 100))},
+        "float16 by its smallest normal number": GAPS | {"float16": (25, Rational(970, 100))},
     },
     picture=_bounds_picture,
-    needs=("softmax-categorical",),
-    falsifier=Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
 )
-def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
-    yield from _computed_extremes()
-    yield from sum_is_positive(amended=True)
-    yield identity(own / own, 1, "one key alone has weight exactly 1", True)
-    yield positive(own / (own + rest), "two keys or more: every weight is above 0", True)
-    yield positive(1 - own / (own + rest), "and below 1, for the others' sum R is positive", True)
-    top, others, short = symbols(real="s_max", nonnegative="R_0 d_n")
-    shifted = exp(top - safe.shift(top))
-    yield nonnegative(shifted + others - 1, "shifted, the largest term alone makes the denominator ≥ 1", True)
-    yield rising(1 - exp(-further), further, 0, "no shifted term exceeds 1, since no gap is negative", True)
-    says = "n terms of at most 1, and one more: at most n + 1"
-    yield nonnegative((keys + 1) - ((keys - short) + (1 - further)), says, True)
-    # The gap at which a weight becomes zero in any type: enough whatever the other keys, and tight for two.
-    inverse, factor = 1 + Symbol("H", positive=True), 1 + Symbol("g", positive=True)  # 1/h > 1, and g > 1
-    says = (
-        "a gap of ln(1/h) or more leaves e^-gap ≤ h, half the least number of the type; over a denominator ≥ 1 the"
-        " weight is no larger, and rounds to 0"
+def softmax_vanishing(proof: Proof, gaps: Any) -> None:
+    one, last, above, below = map(proof.given, [k >= 1, k <= n, half > 0, half < 1])
+    vanishes, stays = proof.given(_VANISHES), proof.given(_STAYS)
+    share, inside = exp(s[i]) / all_terms, And(i >= 1, i <= n)
+    far = Implies(s[k] - s[i] >= log(1 / half), Eq(r[i], 0))
+    drop = proof.exp_monotone(log(1 / half), s[k] - s[i], above)
+    member = proof.sum_member(exp(s[j]), every_score, k)
+    small = proof.have(
+        Implies(And(inside, s[k] - s[i] >= log(1 / half)), share <= half), drop, member, one, last, above
     )
-    yield rising(1 - inverse * exp(-log(inverse) - further), further, 0, says, True)
-    says = "two keys with a gap below ln(1/h − 1): the weight exceeds h, and does not round to 0"
-    yield positive(1 / (1 + (inverse - 1) / factor) - 1 / inverse, says, True)
-    for name, gap in safe.gaps.items():
-        yield from _vanishing_in(getattr(torch, name), gap)
-
-
-def _computed_extremes() -> Iterator[Evidence]:
-    """Weights that are zero, and denominators that are zero and infinite, as float32 has them."""
-    kind = torch.float32
-    small = torch.softmax(torch.tensor([0.0, -104.0], dtype=kind), -1)[1]
-    nearest = toolbox.rounded(lambda: 1 / (1 + arb(104).exp()), kind)
-    facts = {"scores": [0, -104], "weight": float(small), "1/(1 + e^104) rounds to": str(nearest)}
-    by = "PyTorch, and balls rounded to float32"
-    yield counterexample(bool(small == 0) and nearest == 0, "a weight that is exactly zero", by, **facts)
-    for scores, limit, word in (((-200, -201), 0, "zero"), ((100, 99), math.inf, "infinite")):
-        terms = torch.exp(torch.tensor(scores, dtype=kind))
-        weights = terms / terms.sum()
-        exact = [toolbox.rounded(arb(s).exp, kind) for s in scores]
-        agree = float(terms.sum()) == limit and exact == [limit, limit]
-        says = f"without the shift: a denominator that is {word}, and weights that are nan"
-        shifted = torch.softmax(torch.tensor(scores, dtype=kind), -1)
-        facts = {"scores": list(scores), "terms": terms, "weights": weights, "softmax": shifted}
-        yield counterexample(agree and bool(weights.isnan().all()), says, by, **facts)
-
-
-def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
-    """That gap in one type, from its format."""
-    half, name = _half_of_least(dtype), dtype_name(dtype)
-    inverse = half.denominator
-    says = f"{name}: half the least positive number is a power of two, as the format gives it"
-    yield rational(half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1), says, True, h=_power(half))
-    yield toolbox.enclosed(
-        lambda: all(abs(arb(whole).log() - arb(gap)) < arb("0.005") for whole in (inverse, inverse - 1)),
-        f"{name}: ln(1/h) and ln(1/h − 1) are both {gap} to two decimals",
-        True,
-        gap=arb(inverse).log().str(12, radius=False),
-    )
-    before, after = (toolbox.rounded(partial(_behind, arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
-    says = f"{name}: rounded to the type, 0.01 to either side of {gap}, the weight is the least number, then zero"
-    yield rational(before == 2 * half and after == 0, says, True, before=_power(2 * half), after=after)
+    gone = proof.have(Implies(inside, far), small, proof.member(_VANISHES, i), vanishes)
+    proof.conclude("zero", proof.every(each(i, 1, n, far), gone))
+    rise = proof.exp_monotone(log(1 / half - 1), s[1] - s[2], above, below)
+    two = [proof.sum_first(exp(s[j]), (j, low, n)) for low in (1, 2)] + [proof.sum_empty(exp(s[j]), (j, 3, n))]
+    proof.conclude("two", rise, *two, proof.member(_STAYS, 2), stays)
+    for name, (power, gap) in gaps.items():
+        least = Rational(1, 2**power)
+        proof.conclude(name, proof.covered(_near(gap), {half: (least, least)}, most=4))
 
 
 class Gap(NamedTuple):
@@ -303,6 +348,36 @@ def copy_gap(proof: Proof, gap: Gap) -> None:
     proof.conclude("needed", proof.every(each(i, 2, n, s[1] - s[i] >= gap.needed(eps)), one, when=near))
 
 
+def _equal_share(share: Any) -> Statement:
+    own, rest = exp(s[1]) / all_terms, Sum(exp(s[j]) / all_terms, others)
+
+    def case(score: Any, more: int) -> dict[Any, Any]:
+        # The others share what key 1 has.
+        return {n: 1 + 2**more, s: [decimal(score), *[ball(decimal(score)) - more * arb(2).log()] * 2**more]}
+
+    return Statement(
+        variables={n: "the number of keys", s: "the scores"},
+        given=[n >= 1, Eq(own, rest)],
+        then={"share": Eq(own, share)},
+        terms={"own": own, "rest": rest, "share": share},
+        notes=["real arithmetic"],
+        spans=Spans({"s₁": (-3, 3), "doublings": range(3)}, case, (Eq(own, rest),)),
+    )
+
+
+@claim(
+    "share-of-the-rest",
+    expected="refuted",
+    formal=_equal_share,
+    plain="A key whose weight {own} is that of all others together, {rest}, has the weight {share}.",
+    subject=sympy.Integer(1),
+    sabotage={"one half": Rational(1, 2)},
+    picture=_gap_picture,
+)
+def share_of_the_rest(against: Refutation, _: Any) -> None:
+    against.case({n: 2, s: [0, 0]}, "two keys with one score: each has ½")
+
+
 def _mask_picture() -> Table:
     rows = []
     for name, scores, hidden in (
@@ -317,47 +392,48 @@ def _mask_picture() -> Table:
     return Table("Weight on keys that must not be seen, in float32", ("row", "mask", "weight on hidden keys"), rows)
 
 
-def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
-    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
-    gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
-    # With −∞ the hidden key has no weight at all.
-    return most([arb(0), *(toolbox.stored(partial(_behind, gap), torch.float32) for gap in gaps)])
+def _masked(added: Any) -> Statement:
+    def case(hidden: Any, exponent: Any) -> dict[Any, Any]:
+        return {n: 2, s: [decimal(hidden), -Fraction(round(10 ** float(exponent)))]}
+
+    then: dict[str, Any] = {}
+    for number in added:
+        # With −∞, e to the score is nought.
+        seen = exp(s[1] + number) if math.isfinite(number) else 0 * exp(s[1])
+        then[f"hidden {number}"] = Eq(float32(seen / (seen + Sum(exp(s[j]), (j, 2, n)))), 0)
+        if math.isfinite(number):
+            row = exp(s[i] + number) / Sum(exp(s[j] + number), every_score)
+            then[f"nothing {number}"] = each(i, 1, n, Eq(float32(row), 0))
+            then[f"held {number}"] = Abs(float16(number)) <= 65504
+    return Statement(
+        variables={n: "the number of keys", s: "the scores, of which the first is to be hidden"},
+        given=[n >= 2],
+        then=then,
+        notes=["with −∞ a hidden key has no weight, and a row of hidden keys has none at all"],
+        spans=Spans({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, case),
+    )
 
 
 @claim(
     "finite-mask",
     expected="refuted",
-    statement=r"\mathrm{softmax}(s + M \cdot \mathrm{hidden}) = \mathrm{softmax}(s - \infty \cdot \mathrm{hidden})"
-    r"\quad\text{for } M = -10^5,\, -10^9",
-    plain="A large finite negative number (−1e5, −1e9) in the mask is as good as −∞.",
-    assumptions=("scores may be any finite numbers of their type", "with −∞, a row that may see no key has no weights"),
-    subject=(-1e5, -1e9),
-    sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-1e5, -math.inf)},
+    formal=_masked,
+    plain="A large finite negative number in the mask is as good as an infinite one: a hidden key has no weight, a row"
+    " in which all keys are hidden has none, and half precision holds the number.",
+    subject=(-(10**5), -(10**9)),
+    sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-(10**5), -math.inf)},
     picture=_mask_picture,
-    falsifier=Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
 )
-def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
-    by = "PyTorch in float32, and balls in real arithmetic"
-    for mask in masks:
-        # A row whose every allowed score is lower still than what the mask makes of the hidden one.
-        allowed = 3 * max(mask, -1e9)
-        seen = torch.softmax(torch.tensor([allowed, 0.0 + mask]), -1)[1]
-        violated = bool(seen > 0.99) and bool(_behind(arb(allowed) - arb(mask)) > arb("0.99"))
-        says = f"mask {mask:g}: the hidden key has all the weight where the allowed score is {allowed:g}"
-        yield counterexample(violated, says, by, weight_of_hidden=float(seen), with_infinity=0, mask=mask)
-        # A row that may see nothing, and sees everything.
-        computed, shift = torch.softmax(torch.tensor([1.0, 2.0, 3.0]) + mask, -1), arb(mask)
-        terms = [(arb(s) + shift - (arb(3) + shift)).exp() for s in (1, 2, 3)]
-        weights = [term / sum(terms) for term in terms]
-        violated = bool((computed > 0).all()) and all(bool(weight > 0) for weight in weights)
-        says = f"mask {mask:g} on every key: the row still has weights, those of no mask at all"
-        real = [weight.str(6, radius=False) for weight in weights]
-        yield counterexample(violated, says, by, computed=computed, real=real, mask=mask)
-        # float16 has no such number: the finite mask is −∞ after all, and a row that sees nothing becomes nan.
-        stored_mask = torch.tensor(mask, dtype=torch.float16)
-        row = torch.softmax(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + stored_mask, -1)
-        overflows = math.isfinite(mask) and toolbox.rounded(partial(arb, mask), torch.float16) == -math.inf
-        violated = overflows and bool(stored_mask == -math.inf) and bool(row.isnan().all())
-        says = f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan"
-        facts = {"largest": torch.finfo(torch.float16).max, "mask": mask}
-        yield counterexample(violated, says, "PyTorch in float16, and balls rounded to float16", **facts)
+def finite_mask(against: Refutation, added: Any) -> None:
+    for number in added:
+        low = 3 * max(number, -(10**9))
+        says = f"mask {number}: the hidden key has all the weight where the allowed score is {low}"
+        seen = torch.softmax(torch.tensor([0.0 + number, low]), -1)
+        against.case({n: 2, s: [0, low]}, says, f"hidden {number}", computed=seen)
+        says = f"mask {number} on every key: the row still has weights, those of no mask at all"
+        row = torch.softmax(torch.tensor([1.0, 2.0, 3.0]) + number, -1)
+        against.case({n: 3, s: [1, 2, 3]}, says, f"nothing {number}", computed=row)
+        held = torch.tensor(number, dtype=torch.float16)
+        says = f"mask {number} in float16 is −∞, and a row with every key hidden is nan"
+        nan = torch.softmax(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + held, -1)
+        against.case({n: 3, s: [1, 2, 3]}, says, f"held {number}", computed=nan)

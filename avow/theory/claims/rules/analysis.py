@@ -67,6 +67,13 @@ class Analysis(Kernel):
         r""":math:`a = b \Rightarrow f(a) = f(b)`, whatever the function is."""
         return self._rule(Implies(sympy.Eq(a, b), sympy.Eq(function(a), function(b))), "a function has one value", ())
 
+    def sine_of_rational(self, x: Any) -> Step:
+        r""":math:`x \ne 0 \Rightarrow \sin x \ne 0` for rational x, since :math:`\pi` is irrational (Lambert)."""
+        x = self.statement.expanded(sympy.sympify(x))
+        if not x.is_rational:
+            raise Unproved(f"{text(x)} is not known to be rational")
+        return self._rule(Implies(sympy.Ne(x, 0), sympy.Ne(sympy.sin(x), 0)), "π is irrational", ())
+
     def equal(self, a: Any, b: Any, *uses: Step, says: str = "") -> Step:
         """Two terms are the same by algebra, exponentials, logarithms and trigonometry, as SymPy knows them."""
         self._defined((a, b), uses)

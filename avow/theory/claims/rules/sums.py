@@ -8,7 +8,7 @@ import sympy
 from sympy import And, Implies, Sum, Symbol
 
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import Formula, text
+from avow.theory.claims.formal import Exists, Formula, each, text
 from avow.theory.claims.kernel import Kernel, Step, defined_by, put, when_so
 
 
@@ -135,6 +135,34 @@ class Sums(Kernel):
         shown = put(body, found, witness)
         self._needed(uses, (when, shown))
         return self._rule(when_so(when, exists), "a witness", uses, guard=defined_by(body, {found: witness}))
+
+    def inside_or_apart(
+        self, point: Any, points: Any, among: tuple[Any, Any, Any], limits: tuple[Any, Any, Any], *names: Any
+    ) -> Step:
+        r"""A point of :math:`R^d` is a convex combination of some points, or a direction parts it from all of them.
+
+        .. math::
+            \exists\, \lambda \ge 0:\ \sum_j \lambda_j = 1,\ \sum_j \lambda_j x_{jf} = p_f
+            \quad\text{or}\quad \exists\, q\ \forall j:\ \sum_f q_f p_f - \sum_f q_f x_{jf} \ge 1
+
+        The theorem of the separating hyperplane for finitely many points, whose convex hull is closed.
+
+        Args:
+            point: its coordinate f.
+            points: the coordinate f of point j.
+            among: j and its ends.
+            limits: f and its ends.
+            *names: the sequences :math:`\lambda` and q.
+        """
+        (index, *ends), (coordinate, *sides), (share, query) = self._limits(among), self._limits(limits), names
+        if any(sympy.sympify(term).has(name) for term in (point, points, *ends, *sides) for name in names):
+            raise Unproved(f"{text(points)} or its ends hold a sequence that is bound")
+        self._for_any(index, point, *sides)
+        mixed = each(coordinate, *sides, sympy.Eq(Sum(share[index] * points, among), point))
+        inside = And(each(index, *ends, share[index] >= 0), sympy.Eq(Sum(share[index], among), 1), mixed)
+        gap = Sum(query[coordinate] * point, limits) - Sum(query[coordinate] * points, limits)
+        apart = Exists(query, each(index, *ends, gap >= 1))
+        return self._rule(sympy.Or(Exists(share, inside), apart), "a separating hyperplane", ())
 
     def next_whole(self, a: Any, b: Any) -> Step:
         r""":math:`a < b \iff a + 1 \le b`, for whole a and b."""

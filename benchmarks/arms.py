@@ -18,16 +18,18 @@ def recitations(experiment: dict[str, Any]) -> list[Row]:
     return [{"arm": arm, **kind} for arm, run in _middle_runs(experiment) for kind in run["recitation"]]
 
 
-def confidences(experiment: dict[str, Any]) -> list[Row]:
-    """The share right of each arm's surest answers, and of its answers of about one confidence."""
-    rows: list[Row] = []
-    for arm, run in _middle_runs(experiment):
-        rows += [{"arm": arm, "answered": share, "right": right} for share, right in run["coverage"]]
-        rows += [
-            {"arm": arm, "confidence": x["confidence"], "of these right": x["right"], "answers": x["size"]}
-            for x in run["calibration"]
-        ]
-    return rows
+def coverage(experiment: dict[str, Any]) -> list[Row]:
+    """How often each arm is right if it answers only its surest questions."""
+    return [
+        {"arm": arm, "answered": share, "right": right}
+        for arm, run in _middle_runs(experiment)
+        for share, right in run["coverage"]
+    ]
+
+
+def calibration(experiment: dict[str, Any]) -> list[Row]:
+    """How often each arm's answers of about one confidence are right."""
+    return [{"arm": arm, **one} for arm, run in _middle_runs(experiment) for one in run["calibration"]]
 
 
 def _middle_runs(experiment: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from avow.bench.results import Result, Row
-from benchmarks.arms import confidences, recitations
+from benchmarks.arms import calibration, coverage, recitations
 from benchmarks.arms import rows as arm_rows
 from benchmarks.commands import tokens_read
 from benchmarks.options import Options
@@ -121,11 +121,9 @@ def _trained(title: str, name: str, chosen: list[Arm], options: Options) -> list
             str(options.corpus), folder, side_by_side(chosen, folder, resume=True, jobs=_JOBS, tell=tell)
         )
     failures, plain = [f"{one.arm.name}: {one.why}" for one in made.failures], made.plain()
-    recited, sure = (
-        Result(f"{title}: {what}", rows(plain))
-        for what, rows in (("recited and extracted", recitations), ("confidence", confidences))
-    )
-    return [Result(title, arm_rows(plain), failures=failures), recited, sure]
+    shown = {"recited and extracted": recitations, "surest answers": coverage, "calibration": calibration}
+    others = [Result(f"{title}: {what}", rows(plain)) for what, rows in shown.items()]
+    return [Result(title, arm_rows(plain), failures=failures), *others]
 
 
 def _byte_pairs(corpus: str, path: Path) -> None:

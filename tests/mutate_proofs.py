@@ -55,10 +55,9 @@ def _changed(node: ast.AST, change: int) -> str:
     if isinstance(node, ast.Constant) and change == 0 and type(node.value) is int:
         node.value += 1
         return "number"
-    if isinstance(node, ast.Call) and change < len(node.args) and isinstance(node.func, ast.Attribute):
-        if isinstance(node.func.value, ast.Name) and node.func.value.id == "proof" and change > 0:
-            del node.args[change]
-            return f"argument {change + 1} of {node.func.attr} left out"
+    if isinstance(node, ast.Call) and 0 < change < len(node.args) and ast.unparse(node.func).startswith("proof."):
+        del node.args[change]
+        return f"argument {change + 1} of {ast.unparse(node.func)} left out"
     body = getattr(node, "body", None)
     if isinstance(node, ast.FunctionDef) and isinstance(body, list) and change < 1:
         # Of the statements, the conclusions: a proof without one proves less.

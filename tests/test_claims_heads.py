@@ -5,45 +5,55 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 from flint import arb
 
+from avow.theory.claims import catalogue
 from avow.theory.claims.catalogue import heads, positions
-from avow.theory.claims.catalogue.layers import Layer
 from avow.theory.claims.evidence import Unproved
+from avow.theory.claims.formal import value
 from avow.theory.claims.stored import rounded
 from tests.helpers.judging import number, step
+
+
+def by_claim(id: str, part: str, **case: Any) -> float:
+    """The right side of a part of what a claim says is true, for numbers by the names of its variables."""
+    claim = catalogue()[id]
+    statement = claim.as_amended() or claim.as_stated()
+    numbers = {variable: case[str(variable)] for variable in statement.variables if str(variable) in case}
+    return float(value(statement.parts[part].rhs, numbers).mid())
 
 
 @pytest.mark.parametrize("n", [1000, 10**6])
 def test_a_key_half_as_long_loses_its_head(n: int) -> None:
     scores = torch.zeros(n, dtype=torch.float64)
     scores[0] = math.log(n / 0.01) / 2
-    shown = number(step("heads-discrete", f"{n} keys").facts["weight"])
-    assert shown == pytest.approx(float(torch.softmax(scores, 0)[0]), rel=1e-9)
-    assert shown < 0.2405
+    weight = by_claim("heads-discrete", "half", n=n, varepsilon=Fraction(1, 100))
+    assert weight == pytest.approx(float(torch.softmax(scores, 0)[0]), rel=1e-9)
+    assert weight < 0.2405 and weight < by_claim("heads-discrete", "lost", n=n, varepsilon=Fraction(1, 100))
 
 
 def test_the_probability_of_both_heads_is_that_of_the_library() -> None:
-    by_law = number(step("heads-gauss", "n = 1000, β = 50").facts["probability"])
+    by_law = by_claim("heads-gauss", "law", n=1000, beta=50, varepsilon=Fraction(1, 100))
     by_library = step("heads-gauss", "library's heads, as here").facts["probability"]
     assert by_library == pytest.approx(by_law, abs=1e-12)
-    assert by_law < number(step("heads-gauss", "rises to").facts["probability"]) < 0.92136
+    assert by_law < number(step("heads-gauss", "the limit, in numbers").facts["probability"]) < 0.92136
 
 
-def test_exact_weights_of_heads_are_those_of_a_softmax() -> None:
+def test_weights_of_heads_are_those_of_a_softmax() -> None:
     t = math.log(100 / 0.01)
-    for c, split in itertools.product((0.5, 1.5), ([(1, 1)], [(1, 0), (0, 1)])):
-        rows = []
-        for x, y in split:
+    for split in ([(1, 1)] * 2, [(1, 0), (0, 1)]):
+        weights = []
+        for c, (x, y) in itertools.product((0.5, 1.5), split):
             scores = torch.zeros(100, dtype=torch.float64)
             scores[0], scores[1] = c * x * t, y * t
-            rows.append(torch.softmax(scores, 0))
-        mean = torch.stack(rows).mean(0)
-        exact = heads.weights_of(split, Fraction(c))
-        assert [float(weight) for weight in exact] == pytest.approx(mean[:2].tolist(), rel=1e-12)
+            weights.append(float(torch.softmax(scores, 0)[0]))
+        statement = catalogue()["heads-identical"].as_stated(split)
+        claimed = [value(term, {heads.n: 100, heads.root: 100}) for term in statement.where.values()]
+        assert [float(weight.mid()) for weight in claimed] == pytest.approx(weights, rel=1e-12)
 
 
 def test_errors_of_routing_are_those_of_the_layer_run() -> None:
@@ -51,18 +61,26 @@ def test_errors_of_routing_are_those_of_the_layer_run() -> None:
     a, b, c, d = beta * torch.eye(4, dtype=torch.float64)
     x = torch.stack((d + b, a, c + b))
     query = (torch.outer(c, d) + torch.outer(d, a)) / beta**2
-    value = (torch.outer(b, b) - torch.outer(c, c)) / beta**2
-    out = torch.softmax(x @ query.mT @ x.mT, -1) @ x @ value.mT
-    facts = step("route-by-weights", "β = 2").facts
-    assert number(facts["c_1 is off by"]) == pytest.approx(float((out[0] - (b - c)).norm()), rel=1e-7)
-    assert number(facts["c_2 is off by"]) == pytest.approx(float((out[1] - b).norm()), rel=1e-7)
+    values = (torch.outer(b, b) - torch.outer(c, c)) / beta**2
+    out = torch.softmax(x @ query.mT @ x.mT, -1) @ x @ values.mT
+    for part, row, target in (("first", 0, b - c), ("second", 1, b)):
+        assert by_claim("route-by-weights", part, beta=2) == pytest.approx(float((out[row] - target).square().sum()))
 
 
-def test_only_a_plain_layer_is_unmoved_by_every_order() -> None:
-    orders = list(itertools.permutations(range(4)))
-    assert not any(Layer().moved_by(order) for order in orders)
-    for broken in (Layer(causal=True), Layer(positions=True)):
-        assert [order for order in orders if not broken.moved_by(order)] == [(0, 1, 2, 3)]
+def test_only_a_plain_layer_swaps_its_outputs_with_its_tokens() -> None:
+    picture = catalogue()["permutation"].picture
+    assert picture is not None
+    swapped = {name: outputs[:2] == outputs[:1:-1] for name, *outputs in picture().rows}
+    assert swapped == {"plain": True, "causal mask": False, "positions": False}
+
+
+def test_a_layer_of_torch_is_one_that_the_claim_speaks_of() -> None:
+    """Heads, feed-forward network, norms and residuals are functions of tokens and of what their heads read."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, dtype=torch.float64)
+    x, order = torch.randn(1, 5, 8, dtype=torch.float64), torch.tensor([3, 0, 4, 1, 2])
+    assert torch.allclose(layer(x[:, order]), layer(x)[:, order])
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    assert not torch.allclose(layer(x[:, order], causal), layer(x, causal)[:, order])
 
 
 @pytest.mark.parametrize("d", [2, 4, 8])

@@ -15,12 +15,12 @@ from flint import arb
 from avow.errors import InsideHull
 from avow.numerics import intervals
 from avow.theory.claims import catalogue, toolbox
-from avow.theory.claims.catalogue import queries
+from avow.theory.claims.catalogue import noise, queries
 from avow.theory.claims.evidence import Unproved
 from avow.theory.claims.formal import value
 from avow.theory.constructions.construction import Construction, Proof
 from avow.theory.constructions.queries import copy_query
-from tests.helpers.judging import finding, number, step
+from tests.helpers.judging import finding, step
 
 
 def test_the_library_finds_the_optimum_that_is_proved() -> None:
@@ -51,21 +51,35 @@ def test_a_direction_that_parts_and_a_combination_exclude_each_other() -> None:
         copy_query(torch.cat([torch.tensor([[1.0, 1.0]], dtype=torch.float64), corners]), target=0, eps=0.01)
 
 
-def test_weights_shown_are_those_of_a_softmax() -> None:
-    t = math.log(1000 / 0.01)
-    for c in (0.5, 1.5):
-        scores = torch.zeros(1000, dtype=torch.float64)
-        scores[0], scores[1] = c * t, t
-        weights = torch.softmax(scores, 0)
-        facts = step("noise-one-key-discrete", f"c = {int(2 * c)}/2: the weights are").facts
-        assert number(facts["first"]) == pytest.approx(float(weights[0]), rel=1e-10)
-        assert number(facts["second"]) == pytest.approx(float(weights[1]), rel=1e-10)
+@pytest.mark.parametrize("c", [0.5, 1.5])
+def test_a_key_of_another_length_takes_what_the_claim_says_from_a_softmax(c: float) -> None:
+    t, part = math.log(1000 / 0.01), {0.5: "short", 1.5: "long"}[c]
+    scores = torch.zeros(1000, dtype=torch.float64)
+    scores[0], scores[1] = c * t, t
+    weights = torch.softmax(scores, 0)
+    assert [round(float(x), 4) for x in weights[:2]] == ([0.0031, 0.987] if c < 1 else [0.9968, 0.0032])
+    statement = catalogue()["noise-one-key-discrete"].as_stated()
+    case = {noise.n: 1000, noise.eps: Fraction(1, 100), noise.c: Fraction(c)}
+    assert float(value(statement.parts["ratio"].rhs, case)) == pytest.approx(float(weights[0] / weights[1]), rel=1e-9)
+    least = float(value(statement.parts[part].args[1].rhs, case))
+    assert least <= float(weights[int(c < 1)]) < least + 1e-4
 
 
 def test_the_negative_key_has_its_exact_probability() -> None:
-    facts = step("noise-one-key-gauss", "P(X < 0)").facts
-    assert number(facts["probability"]) == pytest.approx(math.erfc(1) / 2, abs=1e-14)
-    assert number(step("noise-one-key-gauss", "X leaves").facts["probability"]) == pytest.approx(0.4795, abs=1e-4)
+    parts = noise.noise_one_key_gauss.as_amended().parts
+    negative = value(parts["negative"].args[1].lhs, {noise.d: 2, noise.mu: [[0, 1], [1, 0]], noise.alpha: 0})
+    assert float(negative) == pytest.approx(math.erfc(1) / 2, abs=1e-14) == pytest.approx(0.0786, abs=1e-4)
+
+
+def test_two_noisy_keys_share_the_weight_as_often_as_the_law_says() -> None:
+    statement = noise.noise_isotropic.as_amended()
+    case = {noise.alpha: Fraction(1, 100), noise.beta: 3, noise.delta: 1}
+    by_law = float(value(statement.parts["law"].rhs, case))
+    keys = torch.eye(2, dtype=torch.float64) + 0.1 * torch.randn(
+        200_000, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    scores = 3 * keys.sum(-1)
+    assert float(((scores[:, 0] - scores[:, 1]).abs() <= 1).double().mean()) == pytest.approx(by_law, abs=0.005)
 
 
 def test_the_normal_law_in_balls_encloses_it() -> None:

@@ -12,6 +12,7 @@ from avow.nn import build
 from avow.training import always, corpus_of, invent, write_corpus
 from avow.training.knowledge import NOT_READ, Arm, Result
 from benchmarks import gpu
+from benchmarks.figures import text
 from benchmarks.options import Options
 
 
@@ -33,7 +34,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Options, l
 
 def test_every_attention_is_trained_with_the_same_recipe_over_three_seeds(trained: tuple[Options, list[Arm]]) -> None:
     options, asked = trained
-    table, recited, sure = gpu.knowledge(options)
+    results = gpu.knowledge(options)
+    table, recited, sure, calibration = results
     labels = ["majority answer", NOT_READ, "random_features", "separable", "latent", "exact"]
     assert [row["arm"] for row in table.rows] == labels
     assert [row["seeds"] for row in table.rows[1:]] == [3] * 5 and len(asked) == 15
@@ -42,7 +44,9 @@ def test_every_attention_is_trained_with_the_same_recipe_over_three_seeds(traine
     assert read[0].mixture.facts > 0
     assert all(row["lowest"] <= row["mean accuracy"] <= row["highest"] for row in table.rows)
     assert next(row["kind"] for row in recited.rows if row["arm"] == "exact") == "recited and extracted"
-    assert {row["answered"] for row in sure.rows if "answered" in row} == {0.25, 0.5, 0.75, 1.0}
+    assert {row["answered"] for row in sure.rows} == {0.25, 0.5, 0.75, 1.0}
+    assert {row["confidence"] for row in calibration.rows} == {0.5}
+    assert all(result.title in text(result) for result in results)
 
 
 def test_every_step_of_the_recipe_is_taken_alone_and_within_the_same_weights(

@@ -21,7 +21,8 @@ from avow.lab.pages import claims
 from avow.lab.pages.claims import ClaimsInputs
 from avow.lab.rendering import render, static_files
 from avow.lab.scenes import SCENES, claims_about
-from avow.theory.claims import catalogue
+from avow.theory.claims import Claim, catalogue
+from avow.theory.claims.claim import Falsifier
 from avow.theory.claims.random_search import AMENDED, STATED, check_variant, excess_along, search, trials, variants
 from avow.theory.claims.running import judged_after_needs
 from tests.helpers.lab import Lab, running
@@ -159,15 +160,20 @@ def test_a_search_that_runs_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch)
 
 def test_equality_that_breaks_a_statement_is_told_as_such() -> None:
     found = whole_search("heads-identical")[-1]
-    assert found["says"] == (
-        "Broken by case 1: its two sides are equal, and they must not be. Balls evaluated it, so it is certain."
+    assert found["says"] == ("Broken by case 1: by 1. Balls evaluated it, so it is certain.")
+
+
+def test_numbers_whose_names_do_not_say_it_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def excess(subject: Any, a: Any) -> Any:
+        """x is 10^−a."""
+        return -a
+
+    own = Claim(
+        "own", "t", "x", "supported", lambda _: iter(()), statement="x", falsifier=Falsifier({"a": (0, 6)}, excess)
     )
-
-
-def test_numbers_whose_names_do_not_say_it_are_explained() -> None:
-    shown = claims.preview(ClaimsInputs(claim="noise-isotropic"))["claim"]
-    assert shown["reads"] == "Two keys with orthonormal means, turned by a part of a full turn."
-    assert [number["name"] for number in shown["numbers"]] == ["−log₁₀α", "log₁₀β", "turn"]
+    monkeypatch.setattr(claims, "catalogue", lambda: catalogue() | {own.id: own})
+    shown = claims.preview(ClaimsInputs(claim="own"))["claim"]
+    assert shown["reads"] == "x is 10^−a." and [number["name"] for number in shown["numbers"]] == ["a"]
     assert not claims.preview(ClaimsInputs(claim="heads-identical"))["claim"]["reads"]
 
 

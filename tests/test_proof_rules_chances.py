@@ -1,4 +1,4 @@
-"""Rules of means over normal numbers: what they prove, what they refuse, and the values that means have in balls."""
+"""Rules of means and probabilities over normal numbers: what they prove, what they refuse, and values in balls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import sympy
-from sympy import Eq, Sum, exp
+from sympy import And, Eq, Implies, Sum, erf, exp
 
-from avow.theory.claims import Statement, Unproved, real, sequence, whole
-from avow.theory.claims.formal import Mean, latex, text, value, variables
+from avow.theory.claims import Statement, Unproved, each, real, sequence, whole
+from avow.theory.claims.formal import Chance, Exists, Mean, latex, text, value, variables
 from avow.theory.claims.proof import Proof
 
 x = real("x")
@@ -24,9 +24,9 @@ def proof() -> Proof:
     return Proof(Statement({x: "a number"}, {"0": x >= 0}))
 
 
-def refused(words: str, call: Any, *args: Any) -> None:
+def refused(words: str, call: Any, *args: Any, **more: Any) -> None:
     with pytest.raises(Unproved, match=words):
-        call(*args)
+        call(*args, **more)
 
 
 def test_the_mean_of_an_exponential_is_that_of_half_its_variance() -> None:
@@ -76,3 +76,63 @@ def test_a_mean_in_balls_is_its_closed_form_and_what_has_none_has_no_value() -> 
     for term in (exp(form**2), sympy.log(form), 1 / exp(form) ** x / form):
         with pytest.raises(TypeError, match=r"is not linear|no mean"):
             value(Mean(w, term), {**case, x: 1})
+
+
+def test_a_normal_number_has_its_law_with_the_variance_that_steps_say_and_no_other() -> None:
+    shown = proof()
+    square = Sum(z[f] ** 2, coordinates)
+    # It may be nothing, and it is not twice as large.
+    refused("no step says that", shown.chance_normal, w, {a: z[f]}, coordinates, x, square)
+    refused("no step says that", shown.chance_normal, w, {a: z[f]}, coordinates, x, 2 * square, when=square > 0)
+    law = shown.chance_normal(w, {a: z[f]}, coordinates, x, square, when=square > 0)
+    size = erf(x / sympy.sqrt(2 * square))
+    below = Implies(square > 0, Eq(Chance(w, form <= x), (1 + size) / 2, evaluate=False))
+    shown.have(below, law)
+    within = Eq(Chance(w, sympy.Abs(form) <= x), size, evaluate=False)
+    shown.have(Implies(And(square > 0, x >= 0), within), law)
+    # Within less than nothing lies nothing, whatever erf says.
+    refused("it does not follow", shown.have, Implies(square > 0, within), law)
+
+
+def test_two_directions_have_the_variance_of_both_unless_they_are_one() -> None:
+    shown = proof()
+    square = Sum(z[f] ** 2, coordinates)
+    slopes = {a: z[f], b: -z[f]}
+    refused("it does not follow", shown.chance_normal, w, slopes, coordinates, x, 2 * square, when=square > 0)
+    shown.chance_normal(w, slopes, coordinates, x, 2 * square, when=And(square > 0, sympy.Ne(a, b)))
+
+
+def test_an_event_is_as_probable_as_one_that_it_is_implied_by_and_not_the_other_way() -> None:
+    shown = proof()
+    shown.chance_implied(w, w[1, 1] <= x, w[1, 1] <= x + 1)
+    refused("no step says that", shown.chance_implied, w, w[1, 1] <= x + 1, w[1, 1] <= x)
+    own = Proof(Statement({w: "numbers"}, {"0": w[1, 1] >= 0}, [w[1, 1] >= 0]))
+    refused("is a variable of the statement", own.chance_implied, w, w[1, 1] <= 0, w[1, 1] >= 0)
+    refused("not known to have a probability", shown.chance_implied, w, w[1, 1] <= x, Exists(x, x >= w[1, 1]))
+
+
+def test_all_of_some_events_fail_no_more_often_than_each_of_them() -> None:
+    shown = proof()
+    others = each(a, 1, m, w[a, 1] <= x)
+    union = shown.chance_all(w, w[1, 2] <= x, others)
+    both = Chance(w, And(w[1, 2] <= x, others))
+    failing = Sum(1 - Chance(w, w[a, 1] <= x), features)
+    shown.have(both >= Chance(w, w[1, 2] <= x) - failing, union)
+    refused("it does not follow", shown.have, both >= Chance(w, w[1, 2] <= x) - failing / 2, union)
+
+
+def test_a_probability_in_balls_is_that_of_its_law_and_of_other_events_any() -> None:
+    case = {d: 2, z: [3.0, 4.0], a: 1, x: 5}
+    assert abs(float(value(Chance(w, form <= x), case).mid()) - 0.841344746) < 1e-9
+    assert abs(float(value(Chance(w, form >= x), case).mid()) - 0.158655254) < 1e-9
+    assert abs(float(value(Chance(w, sympy.Abs(form) <= x), case).mid()) - 0.682689492) < 1e-9
+    assert abs(float(value(Chance(w, 2 * sympy.Abs(form + 5) <= 10), case).mid()) - 0.477249868) < 1e-9
+    assert float(value(Chance(w, sympy.Abs(form) <= -x), case)) == 0
+    unknown = value(Chance(w, form**2 <= x), case)
+    assert unknown.contains(0) and unknown.contains(1)
+    assert text(Chance(w, w[a, 1] <= x)) == "P_w(w_(a,1) ≤ x)" and r"\mathbb{P}_{w}" in latex(Chance(w, w[a, 1] <= x))
+
+
+def test_a_case_says_nothing_of_what_has_no_law_in_balls() -> None:
+    statement = Statement({x: "a number"}, {"known": x >= 0, "open": Chance(w, exp(w[1, 1]) <= x) >= x})
+    assert statement.excess({x: 2}) < 0 < statement.excess({x: -2})

@@ -11,17 +11,24 @@ import sympy
 from flint import arb
 from sympy import And, Eq, Implies, Sum
 
+from avow.errors import ParameterError
 from avow.theory.claims.evidence import Unproved
 from avow.theory.claims.formal import (
     Exists,
     Measured,
+    Row,
     Statement,
     decimal,
     each,
+    function,
     holds,
+    latex,
+    places,
     real,
     sequence,
+    text,
     value,
+    variables,
     violation,
     whole,
 )
@@ -133,6 +140,54 @@ def test_that_something_exists_no_case_denies() -> None:
     against = Refutation(Statement({x: "a"}, {"it": Exists(k, k > x)}))
     with pytest.raises(Unproved, match="not a counterexample"):
         against.case({x: 1}, "one")
+
+
+# ---- rows, functions, and sequences of whole numbers
+
+phi, order = function("phi"), places("sigma")
+
+
+def test_rows_are_the_same_where_all_their_numbers_are_and_functions_of_them_too() -> None:
+    alike = each(j, 1, n, Eq(f[j], g[j]))
+    one, other = Row(j, 1, n, f[j]), Row(i, 1, n, g[i])
+    at = Proof(Statement({n: "a", f: "b", g: "c", phi: "d"}, {"it": Eq(phi(one), phi(other))}, [alike]))
+    known = at.member(alike, k), at.given(alike)
+    same = at.row_same(f[k], g[k], (k, 1, n), *known)
+    at.conclude("it", same, at.same_value(phi, one, other))
+    at.finish()
+    with pytest.raises(Unproved, match="no step says"):
+        at.row_same(f[k], g[k], (k, 1, n + 1), *known)
+    with pytest.raises(Unproved, match="no step says"):
+        at.row_same(f[k], 2 * g[k], (k, 1, n), *known)
+    with pytest.raises(Unproved, match="does not follow"):
+        at.have(Eq(f[1], g[1]), at.same_value(phi, one, other))
+
+
+def test_a_term_that_is_put_in_is_not_caught_by_a_row() -> None:
+    row = Row(j, 1, n, x * f[j])
+    assert row.subs(x, f[j]) == Row(i, 1, n, f[j] * f[i]).xreplace({i: row.subs(x, f[j]).args[0]})
+    assert row.subs(x, f[j]) != Row(j, 1, n, f[j] ** 2) and row.free_symbols >= {n, x} and j not in row.free_symbols
+
+
+def test_a_function_is_a_variable_that_is_declared_and_has_a_value_where_a_case_gives_one() -> None:
+    with pytest.raises(ParameterError, match="phi is not a variable of it"):
+        Statement({x: "a number"}, {"it": phi(x) >= 0})
+    assert variables(phi(x)) == {phi, x}
+    case = {n: 2, f: [1, 2], x: 5, phi: lambda row: row[0] + 10 * row[1]}
+    assert value(phi(Row(j, 1, n, x + f[j])), case) == 76
+    assert text(Row(j, 1, n, f[j])) == "(f_j)_{j=1..n}" and latex(Row(j, 1, n, f[j])).endswith("_{j=1}^{n}")
+
+
+def test_the_element_of_a_sequence_of_whole_numbers_is_a_place() -> None:
+    assert is_whole(order[i]) and not is_whole(f[i])
+    case = {order: [3, 1, 2], f: [7, 8, 9], i: 1}
+    assert value(f[order[i]], case) == 9 and value(f[order[order[i] - 1]], case) == 7
+    assert value(Sum(f[order[j]], (j, 1, order[i] - 1)), case) == 16
+
+
+def test_what_fractions_show_to_be_equal_is_not_less() -> None:
+    statement = Statement({x: "a number"}, {"less": x < x**2})
+    assert statement.excess({x: Fraction(1)}) == 1 and statement.excess({x: Fraction(2)}) < 0
 
 
 def test_the_sine_of_a_rational_number_is_not_nought_and_that_of_pi_is() -> None:

@@ -27,7 +27,7 @@ NOT_IN_THEOREM = {
     "average-two": "the exact weight and length",
     "dropped-mass": "that the bound is reached",
     "ema-bias": "that the share lies between 0 and 1",
-    "heads-discrete": "how far head 1 falls beyond n = 1/ε",
+    "heads-discrete": "the most that head 1 has at half the length",
     "noise-one-key-discrete": "ε above 1",
     "tail-mass-output": "the output coordinate by coordinate",
 }

@@ -1,6 +1,6 @@
 """A statement about attention as an object: its words, its check, and the rules that turn evidence into a verdict.
 
-    proved          every step of evidence covers the whole stated domain: symbolic, rational, balls, or an exact law
+    proved          every step of evidence covers the whole stated domain: symbolic, rational, or balls
     refuted         a concrete counterexample, evaluated again rigorously
     corrected       refuted as stated, and the amended statement proved beside it
     supported       search or sampling found no violation; never called proved

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Kind = Literal["symbolic", "rational", "balls", "exact law", "counterexample", "search"]
+Kind = Literal["symbolic", "rational", "balls", "counterexample", "search"]
 # Which cases a step speaks of: all that the statement does, some of them, or more than were looked at.
 Coverage = Literal["for all", "these cases", "extrapolated"]
-PROOFS: frozenset[str] = frozenset({"symbolic", "rational", "balls", "exact law"})
+PROOFS: frozenset[str] = frozenset({"symbolic", "rational", "balls"})
 
 
 class Unproved(Exception):
@@ -22,7 +22,7 @@ class Evidence:
     """One step: what kind, about which statement, in words, with the numbers worth keeping (as JSON has them).
 
     Attributes:
-        kind: how it was shown: by symbols, fractions, balls, an exact law, a counterexample, or a search.
+        kind: how it was shown: by symbols, fractions, balls, a counterexample, or a search.
         says: the step in words.
         facts: numbers to show beside it, by name.
         amended: whether it is about the correction and not about the statement.

@@ -7,9 +7,11 @@ which can be seen, dropped and missed. Beside sums, the formulas may hold
     ForAll(j, low, high, body)   for every whole j from low to high
     Exists(x, body)              for some real x, or some sequence x
     Mean(w, term)                the mean over a sequence w of independent normal numbers
+    Chance(w, event)             the probability of an event over such a sequence
+    Row(f, low, high, term)      the numbers of a row, as one thing that a function may take
 
-A sequence is an `IndexedBase`: ``s[j]`` is a number of it. Every logarithm, root and quotient of a statement must have
-a value wherever the hypotheses hold, which is proved with everything else.
+A sequence is an `IndexedBase`: ``s[j]`` is a number of it. A `function` may be any function. Every logarithm, root and
+quotient of a statement must have a value wherever the hypotheses hold, which is proved with everything else.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 import sympy
 from flint import arb
 from sympy import And, Equivalent, Implies, IndexedBase, Not, Or, Sum, Symbol
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean, BooleanFunction
 from sympy.printing.latex import LatexPrinter
@@ -40,7 +43,27 @@ Formula = Any
 Case = Mapping[Any, Any]
 
 
-class ForAll(BooleanFunction):
+class _Ranged:
+    """What binds an index that runs from one whole number to another."""
+
+    args: Any
+    func: Any
+
+    @property
+    def free_symbols(self) -> set[Any]:
+        index, low, high, body = self.args
+        return low.free_symbols | high.free_symbols | (body.free_symbols - {index})
+
+    def _eval_subs(self, old: Any, new: Any) -> Any:
+        index, low, high, body = self.args
+        low, high = low.subs(old, new), high.subs(old, new)
+        if old == index:
+            return self.func(index, low, high, body)
+        index, body = _apart(index, body, new)
+        return self.func(index, low, high, body.subs(old, new))
+
+
+class ForAll(_Ranged, BooleanFunction):
     """A condition on every whole number from one to another.
 
     Args:
@@ -48,19 +71,6 @@ class ForAll(BooleanFunction):
     """
 
     nargs = (4,)
-
-    @property
-    def free_symbols(self) -> set[Any]:
-        index, low, high, body = self.args
-        return low.free_symbols | high.free_symbols | (body.free_symbols - {index})
-
-    def _eval_subs(self, old: Any, new: Any) -> ForAll:
-        index, low, high, body = self.args
-        low, high = low.subs(old, new), high.subs(old, new)
-        if old == index:
-            return ForAll(index, low, high, body)
-        index, body = _apart(index, body, new)
-        return ForAll(index, low, high, body.subs(old, new))
 
 
 class Exists(BooleanFunction):
@@ -92,12 +102,27 @@ def _apart(index: Any, body: Any, new: Any) -> tuple[Any, Any]:
     return fresh, body.xreplace({index: fresh})
 
 
-class Mean(sympy.Function):
-    """The mean of a term over a sequence of independent numbers, each normal of mean zero and variance one.
+class Row(_Ranged, sympy.Function):
+    """The numbers of a row, as one thing that a function may take: two rows are equal where all their numbers are.
 
-    In balls it has a value where the term is a sum of products of exponentials that are linear in the sequence: the
-    mean of each is e to half the sum of the squares of its slopes. That closed form is trusted.
+    Args:
+        *args: the index, where it begins, where it ends, and the number at it.
     """
+
+    nargs = (4,)
+
+    def in_balls(self, case: Case) -> list[Any]:
+        index, low, high, body = self.args
+        return [_argument(body, {**case, index: i}) for i in _through(low, high, case)]
+
+
+def _argument(term: Any, case: Case) -> Any:
+    """What a function takes, in balls: a number, or a list of them."""
+    return term.in_balls(case) if isinstance(term, Row) else value(term, case)
+
+
+class Random(sympy.Function):
+    """What depends on the law of a sequence of independent numbers, each normal of mean zero and variance one."""
 
     nargs = (2,)
     is_real = True
@@ -106,6 +131,31 @@ class Mean(sympy.Function):
     def free_symbols(self) -> set[Any]:
         found, body = self.args
         return {symbol for symbol in body.free_symbols if not symbol.has(found)} - {found, *found.free_symbols}
+
+    def _line(self, case: Case, term: Any) -> tuple[arb, dict[Any, arb]]:
+        """What a term that is linear in the sequence is without it, and its slopes."""
+        found = self.args[0]
+        if not term.has(found):
+            return value(term, case), {}
+        if isinstance(term, Sum | sympy.Add):
+            lines = [self._line(inside, part) for part, inside in _parts(term, case)]
+            return intervals.total(constant for constant, _ in lines), _added([slopes for _, slopes in lines])
+        if isinstance(term, sympy.Indexed) and term.base == found:
+            return arb(0), {tuple(_whole(index, case) for index in term.indices): arb(1)}
+        moving = [factor for factor in sympy.Mul.make_args(term) if factor.has(found)]
+        if not isinstance(term, sympy.Mul) or len(moving) > 1:
+            raise TypeError(f"{term} is not linear in {found}")
+        factor = value(term / moving[0], case)
+        constant, slopes = self._line(case, moving[0])
+        return factor * constant, {place: factor * slope for place, slope in slopes.items()}
+
+
+class Mean(Random):
+    """The mean of a term over a sequence of independent numbers, each normal of mean zero and variance one.
+
+    In balls it has a value where the term is a sum of products of exponentials that are linear in the sequence: the
+    mean of each is e to half the sum of the squares of its slopes. That closed form is trusted.
+    """
 
     def in_balls(self, case: Case) -> arb:
         return intervals.total(
@@ -135,22 +185,54 @@ class Mean(sympy.Function):
             out = [(a * b, _added([one, two])) for a, one in out for b, two in more]
         return out
 
-    def _line(self, case: Case, term: Any) -> tuple[arb, dict[Any, arb]]:
-        """What a term that is linear in the sequence is without it, and its slopes."""
-        found = self.args[0]
-        if not term.has(found):
-            return value(term, case), {}
-        if isinstance(term, Sum | sympy.Add):
-            lines = [self._line(inside, part) for part, inside in _parts(term, case)]
-            return intervals.total(constant for constant, _ in lines), _added([slopes for _, slopes in lines])
-        if isinstance(term, sympy.Indexed) and term.base == found:
-            return arb(0), {tuple(_whole(index, case) for index in term.indices): arb(1)}
-        moving = [factor for factor in sympy.Mul.make_args(term) if factor.has(found)]
-        if not isinstance(term, sympy.Mul) or len(moving) > 1:
-            raise TypeError(f"{term} is not linear in {found}")
-        factor = value(term / moving[0], case)
-        constant, slopes = self._line(case, moving[0])
-        return factor * constant, {place: factor * slope for place, slope in slopes.items()}
+
+class Chance(Random):
+    """The probability of an event over a sequence of independent numbers, each normal of mean zero and variance one.
+
+    In balls it is known where the event compares what is linear in the sequence, or the size of that, with a number; of
+    any other event it lies between 0 and 1.
+    """
+
+    @property
+    def sides(self) -> tuple[Any, Any] | None:
+        """What is to be no more than what, if the event is of that kind."""
+        event = self.args[1]
+        if not isinstance(event, sympy.Le | sympy.Ge):
+            return None
+        low, high = (event.lhs, event.rhs) if isinstance(event, sympy.Le) else (event.rhs, event.lhs)
+        factor, size = low.as_independent(sympy.Abs, as_Add=False)
+        if isinstance(size, sympy.Abs) and factor.is_positive:
+            low, high = size, high / factor
+            return (low, high) if linear(low.args[0], self.args[0]) and not high.has(self.args[0]) else None
+        return (low, high) if linear(low - high, self.args[0]) else None
+
+    def in_balls(self, case: Case) -> arb:
+        if self.sides is None:
+            return arb(0.5, 0.5)
+        low, high = self.sides
+        size = isinstance(low, sympy.Abs)
+        constant, slopes = self._line(case, low.args[0] if size else low - high)
+        spread = intervals.dot(list(slopes.values()), list(slopes.values())).sqrt()
+        if not size:
+            return intervals.normal_cdf(-constant / spread)
+        most = value(high, case)
+        if not most >= 0:
+            return arb(0) if most < 0 else arb(0.5, 0.5)
+        return intervals.normal_cdf((most - constant) / spread) - intervals.normal_cdf((-most - constant) / spread)
+
+
+def linear(term: Any, w: Any) -> bool:
+    """Whether a term is linear in a sequence of random numbers."""
+    if not term.has(w):
+        return True
+    if isinstance(term, sympy.Add):
+        return all(linear(part, w) for part in term.args)
+    if isinstance(term, Sum):
+        return not any(part.has(w) for limit in term.limits for part in limit) and linear(term.function, w)
+    if isinstance(term, sympy.Mul):
+        moving = [factor for factor in term.args if factor.has(w)]
+        return len(moving) == 1 and linear(moving[0], w)
+    return isinstance(term, sympy.Indexed) and term.base == w and not any(index.has(w) for index in term.indices)
 
 
 def _parts(term: Any, case: Case) -> list[tuple[Any, Case]]:
@@ -204,6 +286,32 @@ def sequence(names: str) -> Any:
         The sequences, or the only one.
     """
     made = [IndexedBase(name, real=True) for name in names.split()]
+    return made[0] if len(made) == 1 else made
+
+
+def places(names: str) -> Any:
+    """Sequences of whole numbers with these names, indexed from 1; one alone comes as itself.
+
+    Args:
+        names: the names, with spaces between them.
+
+    Returns:
+        The sequences, or the only one.
+    """
+    made = [IndexedBase(name, integer=True) for name in names.split()]
+    return made[0] if len(made) == 1 else made
+
+
+def function(names: str) -> Any:
+    """Functions with these names, of numbers and rows, and real: any functions; one alone comes as itself.
+
+    Args:
+        names: the names, with spaces between them.
+
+    Returns:
+        The functions, or the only one.
+    """
+    made = [sympy.Function(name, real=True) for name in names.split()]
     return made[0] if len(made) == 1 else made
 
 
@@ -356,19 +464,24 @@ class Statement:
         if unmet:
             return -abs(intervals.most([violation(formula, case) for formula in unmet]))
         denied = [self.spans.denied(case)] if isinstance(self.spans, Spans) and self.spans.denied else []
-        # What says that something exists cannot be evaluated, only proved or denied.
-        seen = [violation(part, case) for part in self.parts.values() if not part.has(Exists)]
+        seen = [violation(part, case) for part in self.parts.values() if not _only_proved(part)]
         return intervals.most(seen + denied)
 
 
+def _only_proved(formula: Formula) -> bool:
+    """Whether no evaluation can tell: that something exists, or how probable an event is whose law is not known."""
+    return formula.has(Exists) or any(one.sides is None for one in formula.atoms(Chance))
+
+
 def variables(formula: Formula) -> set[Any]:
-    """The variables of a formula: symbols, and sequences in place of their elements."""
+    """The variables of a formula: symbols, functions, and sequences in place of their elements."""
     symbols = set(formula.free_symbols)
     elements = {symbol for symbol in symbols if isinstance(symbol, sympy.Indexed)}
     bases = {base for base in formula.atoms(IndexedBase)}
-    bound = {one.args[0] for one in formula.atoms(Exists, Mean)}
+    bound = {one.args[0] for one in formula.atoms(Exists, Random)}
     labels = {base.label for base in bases}
-    return (symbols - elements - labels - bound | bases) - bound
+    functions = {one.func for one in formula.atoms(AppliedUndef)}
+    return (symbols - elements - labels - bound | bases | functions) - bound
 
 
 # ---- values in balls
@@ -385,8 +498,10 @@ def value(term: Any, case: Case) -> arb:
         return element if isinstance(element, arb) else intervals.ball(element)
     if isinstance(term, Sum):
         return intervals.total(value(part, inside) for part, inside in _parts(term, case))
-    if isinstance(term, Mean):
+    if isinstance(term, Random):
         return term.in_balls(case)
+    if isinstance(term, AppliedUndef):
+        return case[term.func](*(_argument(part, case) for part in term.args))
     if isinstance(term, Measured):
         return term.measured([value(part, case) for part in term.args])
     if isinstance(term, sympy.Rational):
@@ -447,10 +562,21 @@ def _whole(term: Any, case: Case) -> int:
         return int(term)
     if isinstance(term, Symbol):
         return int(case[term])
-    found = term.xreplace({name: sympy.Integer(int(case[name])) for name in term.free_symbols})
+    if isinstance(term, sympy.Indexed):
+        number: Any = case[term.base]
+        for index in term.indices:
+            number = number[_place(_whole(index, case))]
+        return int(number)
+    found = term.xreplace({name: sympy.Integer(_whole(name, case)) for name in _innermost(term)})
     if not found.is_Integer:
         raise TypeError(f"{term} is {found}, and no whole number")
     return int(found)
+
+
+def _innermost(term: Any) -> set[Any]:
+    """The symbols of a term, and the elements of its sequences in place of what is in them."""
+    elements = term.atoms(sympy.Indexed)
+    return elements | (term.free_symbols - set().union(*(one.free_symbols for one in elements)))
 
 
 def _place(index: int) -> int:
@@ -633,6 +759,8 @@ def violation(formula: Formula, case: Case) -> arb:
             return arb(-1 if formula.rel_op in ("<=", ">=", "==") else 1)
         if formula.rel_op in ("==", "!="):
             return abs(gap) if formula.rel_op == "==" else -abs(gap)
+        if formula.rel_op in ("<", ">") and _fraction(formula.lhs - formula.rhs, case) == 0:
+            return arb(1)
         return gap if formula.rel_op in ("<=", "<") else -gap
     answer = holds(formula, case)
     return arb("nan") if answer is None else arb(-1 if answer else 1)
@@ -725,6 +853,14 @@ class _Latex(LatexPrinter):
         found, body = map(self._print, formula.args)
         return rf"\exists\, {found}:\ {body}"
 
+    def _print_Row(self, formula: Row) -> str:
+        index, low, high, body = map(self._print, formula.args)
+        return rf"\left({body}\right)_{{{index}={low}}}^{{{high}}}"
+
+    def _print_Chance(self, formula: Chance) -> str:
+        found, body = map(self._print, formula.args)
+        return rf"\mathbb{{P}}_{{{found}}}\left[{body}\right]"
+
     def _print_Mean(self, formula: Mean, exp: str | None = None) -> str:
         found, body = map(self._print, formula.args)
         mean = rf"\mathbb{{E}}_{{{found}}}\left[{body}\right]"
@@ -752,6 +888,14 @@ class _Text(StrPrinter):
     def _print_Mean(self, formula: Mean) -> str:
         found, body = map(self._print, formula.args)
         return f"E_{found}({body})"
+
+    def _print_Chance(self, formula: Chance) -> str:
+        found, body = map(self._print, formula.args)
+        return f"P_{found}({body})"
+
+    def _print_Row(self, formula: Row) -> str:
+        index, low, high, body = map(self._print, formula.args)
+        return f"({body})_{{{index}={low}..{high}}}"
 
     def _print_Implies(self, formula: Implies) -> str:
         return " implies ".join(map(self._print, formula.args))

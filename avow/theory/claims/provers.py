@@ -23,12 +23,12 @@ from sympy.logic.boolalg import Boolean
 
 from avow.numerics import intervals
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import Case, Exists, ForAll, Formula, Mean, holds, text
+from avow.theory.claims.formal import Case, Exists, ForAll, Formula, Random, Row, holds, text
 
 # How far z3 looks before it gives up, in its own units, so that no verdict depends on how busy a machine is.
 EFFORT = 4_000_000
 # What binds a name.
-BINDERS = (Sum, ForAll, Exists, Mean)
+BINDERS = (Sum, ForAll, Exists, Random, Row)
 _HEIGHT = "index "
 
 

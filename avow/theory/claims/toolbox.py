@@ -23,7 +23,6 @@ from typing import Any
 
 import sympy
 import torch
-from flint import arb
 
 from avow.numerics import intervals
 from avow.theory.claims.evidence import Evidence, Unproved
@@ -90,18 +89,6 @@ def enclosed(holds: bool | Callable[[], bool], says: str, amended: bool = False,
     if not intervals.decided(lambda: True if _truth(ask()) else None, most=4096):
         raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
     return Evidence("balls", says, facts, amended)
-
-
-def law(probability: arb, low: float, high: float, says: str, amended: bool = False, **facts: Any) -> Evidence:
-    """A probability from its exact law lies between two numbers.
-
-    Args:
-        probability: as a ball.
-        low, high: the two numbers.
-    """
-    if not (probability >= arb(low) and probability <= arb(high)):
-        raise Unproved(f"{says}: the law gives {probability}, not within [{low}, {high}]")
-    return Evidence("exact law", says, {"probability": probability.str(20), **facts}, amended)
 
 
 def kept(construction: Construction, says: str, amended: bool = False, **facts: Any) -> Evidence:

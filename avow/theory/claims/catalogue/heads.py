@@ -6,33 +6,79 @@ Head i attends by its own query, and the answer is the mean of the heads' output
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sympy
 from flint import arb
-from sympy import Rational, Symbol
+from sympy import And, Eq, Equivalent, Implies, Or, Rational, Sum, erf, exp, log, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics.intervals import ball, most, normal_cdf
-from avow.theory.claims.claim import Falsifier, Formula, claims_on
-from avow.theory.claims.elementary import exp, log
-from avow.theory.claims.evidence import Evidence
-from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
+from avow.numerics import intervals
+from avow.theory.claims.catalogue.noise import (
+    along_axes,
+    as_probable,
+    first_and_others,
+    mu,
+    orthonormal,
+    stretched_score,
+    w,
+)
+from avow.theory.claims.catalogue.singular import inner_products
+from avow.theory.claims.claim import Formula, claims_on
+from avow.theory.claims.formal import Chance, Spans, Statement, decimal, real, whole
+from avow.theory.claims.kernel import Step, when_so
+from avow.theory.claims.proof import Proof, Refutation
+from avow.theory.claims.toolbox import enclosed, kept
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.robust import robust_heads
 
 claim = claims_on("heads")
-m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
-n, below_one, EPSILON = m + 1, 1 / (1 + Symbol("x", positive=True)), {"ε": (0.01, 0.99)}
+eps, c, beta, length = real("varepsilon c beta X")
+n, d, j, f = whole("n d j f")
+first, second, lame, root, t = real("alpha_1 alpha_2 alpha_1' z t")
+every_key = (j, 1, n)
+_OTHERS = And(j >= 3, j <= n)
+_KEYS = {
+    n: "the number of keys",
+    d: "the dimension",
+    mu: "the keys, as they were meant",
+    eps: "what the others may have",
+}
+_TWO_HEADS = ["real arithmetic", "a head for each of the keys 1 and 2, its query along that key"]
 
 
-def enough(amended: bool = False) -> Evidence:
-    """A sum of the other exponentials of at most ε is a weight of at least 1/(1+ε)."""
-    total = Symbol("S", nonnegative=True)
-    short = 1 / (1 + total) - 1 / (1 + total + slack)
-    return nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
+def _score(head: int, strength: Any, length: Any, j: Any) -> Any:
+    """A head's score for a key, the first of them longer or shorter."""
+    return stretched_score(length, j, lambda f: strength * mu[head, f])
+
+
+def _weight(head: int, strength: Any, length: Any) -> Any:
+    """What a head gives its own key."""
+    total = Sum(exp(_score(head, strength, length, j)), every_key)
+    return exp(_score(head, strength, length, head)) / total
+
+
+def _alone(proof: Proof, head: int, strength: Any, length: Any, *defined: Step) -> Step:
+    """A head sees its own key, and every other score is nothing: its exponential, and the sum of all."""
+    other, on = 3 - head, strength * (length if head == 1 else 1)
+    some, products = proof.given(n >= 2), {at: inner_products(proof, orthonormal(n), at, head) for at in (1, 2, j)}
+
+    def score(j: Any) -> Any:
+        return _score(head, strength, length, j)
+
+    powers = []
+    for at, number in ((head, on), (other, 0), (j, 0)):
+        when = _OTHERS if at is j else True
+        own = proof.have(when_so(when, Eq(score(at), number)), products[at], *(() if at is j else (some,)))
+        same = proof.same_value(exp, score(at), sympy.sympify(number))
+        powers.append(proof.have(when_so(when, Eq(exp(score(at)), exp(number))), own, same))
+    summed = proof.sum_same(exp(score(j)), 1, (j, 3, n), powers.pop())
+    total = Eq(Sum(exp(score(j)), every_key), exp(on) + n - 1)
+    found = proof.have(total, *first_and_others(proof, score), summed, *powers, some)
+    return proof.have(And(Eq(exp(score(head)), exp(on)), total), powers[0], found)
 
 
 def _discrete_picture() -> Chart:
@@ -44,28 +90,69 @@ def _discrete_picture() -> Chart:
     return curves(title, "keys", "weight on value 1", counts, weights, log_x=True)
 
 
-def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
-    """Key 1 is c times as long; as stated c is ½ and 3/2."""
-    return _short_of(lambda n, eps: log(n / eps), eps, n, arb(0.5), arb(1.5))
+_LENGTHS = {"ε": (0.01, 0.99), "n": range(2, 7), "c": (0.5, 2)}
 
 
-def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
-    """What the weights of both heads lack, where key 1 comes in some lengths."""
-    t = strength(n, eps)
-    return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
+def _half_case(size: arb, count: int, length: Any) -> dict[Any, Any]:
+    return {n: count, d: count, mu: along_axes(count), eps: decimal(size), c: length}
+
+
+def _heads(strength: Any, lengths: Any) -> Statement:
+    near = 1 / (1 + eps)
+    return Statement(
+        variables=_KEYS | {c: "how long key 1 comes"},
+        given=[n >= 2, eps > 0, eps < 1, orthonormal(n)],
+        then={"both": Implies(lengths, And(first >= near, second >= near))},
+        where={first: _weight(1, t, c), second: _weight(2, t, c), t: strength},
+        terms={"near": near, "length": strength},
+        notes=_TWO_HEADS,
+    )
+
+
+def _as_stated(_: Formula) -> Statement:
+    def case(size: arb, count: int, length: arb) -> dict[Any, Any]:
+        return _half_case(size, count, Fraction(1, 2) if length < 1 else Fraction(3, 2))
+
+    stated = _heads(log(n / eps), Or(Eq(c, Rational(1, 2)), Eq(c, Rational(3, 2))))
+    return replace(stated, spans=Spans(_LENGTHS, case))
+
+
+def _twice_as_long(strength: Formula) -> Statement:
+    near = 1 / (1 + eps)
+    enough = _heads(strength(n, eps), c >= Rational(1, 2))
+    lost = 2 / sqrt(n * eps)
+    return replace(
+        enough,
+        then={
+            "both": enough.then["both"],
+            "half": Eq(lame, root / (root + n - 1)),
+            "short": Implies(n >= 3, lame < near),
+            "lost": lame <= lost,
+        },
+        where=dict(enough.where) | {lame: _weight(1, log(n / eps), Rational(1, 2)), root: sqrt(n / eps)},
+        terms=dict(enough.terms)
+        | {
+            "least": Rational(1, 2),
+            "half": root / (root + n - 1),
+            "root": root,
+            "z": sqrt(n / eps),
+            "lost": lost,
+            "many": n >= 3,
+        },
+        spans=Spans(_LENGTHS, _half_case),
+    )
 
 
 @claim(
     "heads-discrete",
     expected="corrected",
-    statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\}:\ q_1 = \ln(n/\varepsilon)u,\ q_2 = \ln(n/\varepsilon)k_2"
-    r"\text{ give } \alpha^{(1)}_1, \alpha^{(2)}_2 \ge \frac{1}{1+\varepsilon}",
-    plain="Two heads, one for each value, average robustly: even at c = ½ the first head's score dwarfs the rest.",
-    amended=r"q_1 = 2\ln(n/\varepsilon)u,\ q_2 = 2\ln(n/\varepsilon)k_2:\ \text{every } c \ge \tfrac12 \text{ gives }"
-    r"\alpha^{(1)}_1, \alpha^{(2)}_2 \ge \frac{1}{1+\varepsilon}",
-    amended_plain="With queries twice as long it is so for every c ≥ ½. At ln(n/ε) head 1 has √(n/ε) against n − 1, and"
-    " loses once n > 1/ε.",
-    assumptions=("real arithmetic", "u, k_2, …, k_n orthonormal", "n ≥ 2, 0 < ε < 1"),
+    formal=_as_stated,
+    amendment=_twice_as_long,
+    plain="Two heads of length {length}, one for each value, average robustly: each has a weight of {near} on its value"
+    " at least, even when the first key comes half as long, for its score still dwarfs the rest.",
+    amended_plain="Heads of length {length} do, for every length of the first key from {least} on. The shorter ones do"
+    " not: at half the length the first head has {half}, where {root} is {z}, which falls short where {many}, and is"
+    " {lost} at most.",
     subject=lambda n, eps: 2 * log(n / eps),
     sabotage={
         "no longer than stated": lambda n, eps: log(n / eps),
@@ -73,44 +160,29 @@ def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
         "blind to how many keys there are": lambda n, eps: 4 * log(1 / eps),
     },
     picture=_discrete_picture,
-    needs=("copy-gap",),
-    falsifier=Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
 )
-def heads_discrete(strength: Formula) -> Iterator[Evidence]:
-    for count, near in ((1000, 0.24043574), (10**6, 0.0099)):
-        raised = (arb(count) * 100).sqrt()
-        weight = raised / (raised + count - 1)
-        says = f"{count} keys, ε = 0.01, c = ½: head 1 has e^(t/2) = √(n/ε) against n − 1"
-        facts = {"n": count, "eps": 0.01, "weight": weight.str(12), "promised": "100/101"}
-        yield counterexample(bool(abs(weight - near) < 1e-4) and bool(weight < 0.25), says, "balls", **facts)
-    above = Symbol("x", positive=True)
-    yield nonnegative((n * (n - 1 / eps)).subs(eps, 1 / (n - above)), "n = 1/ε + x, x > 0: n/ε < n²")
-    yield _grows(amended=False)
-    yield nonnegative(Rational(2, 3) - n / (n + m), "so at c = ½ head 1 has α_1 < n/(2n − 1) ≤ ⅔ once n > 1/ε")
-
-    length = strength(n, eps)
-    yield nonnegative(length.subs(eps, below_one), "t is not negative", True)
-    spare = (length * (Rational(1, 2) + slack) - length / 2).subs(eps, below_one)
-    yield nonnegative(spare, "c ≥ ½ gives head 1 a score of at least t/2, and head 2's is t", True)
-    others = (n - 1) * exp(-length / 2)
-    yield nonnegative(eps - others, "the others have score 0: n − 1 terms e^(−t/2) sum to at most ε", True)
-    yield enough(amended=True)
-    says = "each head is within 2(1 − α)·max‖v‖ = 2ε/(1+ε)·max‖v‖ of its value, and so is their mean of ½(v_1 + v_2)"
-    yield identity(2 * (1 - 1 / (1 + eps)), 2 * eps / (1 + eps), says, True)
+def heads_discrete(against: Refutation, proof: Proof, strength: Formula) -> None:
+    case = {n: 3, d: 3, mu: along_axes(3), eps: Fraction(1, 100), c: Fraction(1, 2)}
+    against.case(case, "three keys, ε = 0.01, c = ½: head 1 has √300 against 2, and 0.9 of the weight")
+    some, size, less = proof.given(n >= 2), proof.given(eps > 0), proof.given(eps < 1)
+    positive = proof.have(And(n / eps > 0, eps > 0), some, size)
+    t = strength(n, eps)
+    grows = proof.log_monotone(sympy.Integer(1), n / eps, positive)
+    half = proof.exp_monotone(t / 2, c * t, positive)
+    own, other = _alone(proof, 1, t, c), _alone(proof, 2, t, c)
+    proof.conclude("both", own, other, half, grows, some, size, less)
+    halved = _alone(proof, 1, log(n / eps), Rational(1, 2))
+    found = proof.conclude("half", halved)
+    proof.conclude("short", found, size, less)
+    proof.conclude("lost", found, some, size)
     heads = robust_heads(1000, 0.01, AnyScale(0.5))
-    yield kept(heads, "the library's heads for a thousand keys", True, length=float(heads.queries[0, 0]))
-
-
-def _grows(amended: bool) -> Evidence:
-    score, more = symbols(positive="e h")
-    grown = (score + more) / (score + more + m) - score / (score + m)
-    return nonnegative(grown, "α = e/(e + n − 1) grows with e = e^s, the others scoring 0", amended)
+    proof.shows(kept(heads, "the library's heads for a thousand keys", length=float(heads.queries[0, 0])))
 
 
 class Law(NamedTuple):
     """How X, the length of key a, is distributed, and when its head copies."""
 
-    variance: Rational = Rational(1, 2)
+    variance: Any = Rational(1, 2)
     least: Formula = lambda n, eps, beta: log((n - 1) / eps) / beta
 
 
@@ -123,35 +195,84 @@ def _gauss_picture() -> Chart:
     return curves("How often both heads copy, ε = 0.01", "β", "probability", strengths, chances, log_x=True)
 
 
-x, y = sympy.symbols("x y", commutative=False)
+least = real("ell")
+drawn = 1 + sqrt(Rational(1, 2)) * w[1, 1]
 
 
-def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
-    """Key a is X times its mean; what is true instead speaks of all X at once."""
-    beta = times * ((n - 1) / eps).log()
-    # A head that gives v_a less than half of its weight gives something else.
-    return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
+def _both(x: Any) -> Any:
+    near = 1 / (1 + eps)
+    return And(_weight(1, beta, x) >= near, _weight(2, beta, x) >= near)
 
 
-def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
-    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
-    least = rule.least(n, eps, beta)
-    at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
-    stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
-    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
+def _gauss(long: Any, **more: Any) -> Statement:
+    return Statement(
+        variables=_KEYS | {beta: "the length of the queries", length: "how long key 1 comes"},
+        given=[n >= 2, eps > 0, eps < 1, beta > 0, long, orthonormal(n)],
+        **more,
+    )
+
+
+def _gauss_as_stated(_: Law) -> Statement:
+    near = 1 / (1 + eps)
+    return _gauss(
+        beta >= 100 * log((n - 1) / eps),
+        then={"both": And(first >= near, second >= near)},
+        where={first: _weight(1, beta, length), second: _weight(2, beta, length)},
+        terms={"near": near, "length": length, "long": beta >= 100 * log((n - 1) / eps)},
+        notes=_TWO_HEADS,
+        spans=_gauss_spans(100),
+    )
+
+
+def _gauss_spans(least_times: int) -> Spans:
+    def case(size: arb, count: int, x: arb, times: arb) -> dict[Any, Any]:
+        strength = least_times * (1 + times) * ((count - 1) / size).log()
+        return {n: count, d: count, mu: along_axes(count), eps: decimal(size), beta: strength, length: x}
+
+    return Spans({"ε": (0.01, 0.99), "n": range(2, 7), "X": (-2, 4), "times": (0, 20)}, case)
+
+
+def _gauss_law(law: Law) -> Statement:
+    chance = (1 + erf((1 - least) / sqrt(2 * law.variance))) / 2
+    limit = (1 + erf(1)) / 2
+    both = Chance(w, _both(drawn))
+    return _gauss(
+        beta >= log((n - 1) / eps),
+        then={
+            "law": Eq(both, chance),
+            "exactly": Equivalent(_both(length), length >= least),
+            "never": Implies(length <= 0, first <= 1 / n),
+            "below": chance <= limit,
+            "rises": chance >= limit - least,
+        },
+        where={first: _weight(1, beta, length), least: law.least(n, eps, beta)},
+        terms={
+            "near": 1 / (1 + eps),
+            "law": chance,
+            "limit": limit,
+            "least": least,
+            "short": length <= 0,
+            "few": 1 / n,
+            "is": law.least(n, eps, beta),
+        },
+        notes=[
+            *_TWO_HEADS,
+            "key 1 comes 1 + w/√2 times as long, with a normal w of mean zero and variance one",
+        ],
+        spans=_gauss_spans(1),
+    )
 
 
 @claim(
     "heads-gauss",
     expected="corrected",
-    statement=r"k_a = X\mu_a,\ X\sim N(1,\tfrac12):\ q_1=\beta\mu_a,\ q_2=\beta\mu_b \text{ give } \tfrac12(v_a+v_b)"
-    r"\text{ for large } \beta",
-    plain="With Gaussian scaling of key a, two separate heads still give the mean of the two values.",
-    amended=r"P\bigl(\alpha^{(1)}_a \ge \tfrac{1}{1+\varepsilon}\bigr) = \Phi\Bigl(\sqrt2\bigl(1-\tfrac1\beta"
-    r"\ln\tfrac{n-1}{\varepsilon}\bigr)\Bigr) \uparrow 1-\Phi(-\sqrt2) \approx 0.921",
-    amended_plain="They do so with probability Φ(√2(1 − ln((n−1)/ε)/β)), which is below 0.921 for every β: X ≤ 0"
-    " defeats the first head however long its query.",
-    assumptions=("real arithmetic", "isotropic noise → 0: the other keys score 0", "n ≥ 2, 0 < ε < 1, β ≥ ln((n−1)/ε)"),
+    formal=_gauss_as_stated,
+    amendment=_gauss_law,
+    plain="With Gaussian scaling of the first key, two separate heads, of {long}, still give the mean of the two"
+    " values: whatever the length {length} that it comes in, each head gives its own value a weight of {near} or more.",
+    amended_plain="They do so with probability {law}, where {least} is {is}: exactly when the key is that long. As the"
+    " query grows, this rises to {limit}, and never past it: a key of length {short} leaves the first head {few} at"
+    " most, however long its query.",
     subject=Law(),
     sabotage={
         "½ taken for the standard deviation": Law(Rational(1, 4)),
@@ -159,100 +280,88 @@ def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
         "blind to how many keys there are": Law(least=lambda n, eps, beta: log(1 / eps) / beta),
     },
     picture=_gauss_picture,
-    needs=("copy-gap",),
-    falsifier=Falsifier(
-        EPSILON | {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}, _gauss_copies, _gauss_law
-    ),
 )
-def heads_gauss(rule: Law) -> Iterator[Evidence]:
-    never = normal_cdf(-arb(2).sqrt())
-    shrunk, beta = symbols(nonnegative="h", positive="beta")
-    weight = (1 / (1 + shrunk)) / (1 / (1 + shrunk) + m)
-    yield nonnegative(1 / n - weight, "X ≤ 0, e^(βX) = 1/(1+h): head 1 gives v_a a weight of at most 1/n, at any β")
-    says = "X ≤ 0 happens with probability Φ(−√2)"
-    yield counterexample(bool(never > 0.0786), says, "exact law in balls", probability=never.str(20))
-
-    least = rule.least(n, eps, beta)
-    yield identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
-    yield _grows(amended=True)
-    later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
-    yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
-    sigma = ball(Fraction(rule.variance)).sqrt()
-    for count, strength, low in ((1000, 20, 0.7258), (1000, 50, 0.8618), (1000, 1000, 0.9189), (10**6, 50, 0.8141)):
-        threshold = rule.least(arb(count), arb(1) / 100, arb(strength))
-        chance = normal_cdf((1 - threshold) / sigma)
-        says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
-        yield law(chance, low, low + 1e-4, says, True, n=count, beta=strength, eps=0.01)
-    yield nonnegative(least.subs(eps, below_one), "the threshold is above 0 at every β", True)
-    yield identity(sympy.limit(least, beta, sympy.oo), 0, "and → 0 as β → ∞", True)
-    limit = normal_cdf(1 / sigma)
-    yield law(limit, 0.921350396474, 0.921350396475, "so P(X ≥ threshold) rises to 1 − Φ(−√2), never past it", True)
-    says = (
-        "a way out: q_1 = −ln((n−1)/ε)·Σ_{j≠a} μ_j scores 0 on k_a whatever X is, and copies always, √(n−1)"
-        " times as long"
+def heads_gauss(against: Refutation, proof: Proof, law: Law) -> None:
+    case = {n: 2, d: 2, mu: along_axes(2), eps: Fraction(1, 2), beta: 1000, length: -1}
+    against.case(case, "X = −1: head 1 gives the other key all of its weight, however long its query")
+    some, size, less, loud = (proof.given(one) for one in (n >= 2, eps > 0, eps < 1, beta > 0))
+    long, bound = proof.given(beta >= log((n - 1) / eps)), law.least(n, eps, beta)
+    own, other = _alone(proof, 1, beta, t), _alone(proof, 2, beta, t)
+    positive = proof.have(And((n - 1) / eps > 0, eps > 0), some, size)
+    rises = proof.exp_monotone(beta * bound, beta * t, positive, loud)
+    ahead = proof.exp_monotone(log((n - 1) / eps), beta, positive)
+    exactly = proof.have(Equivalent(_both(t), t >= bound), own, other, rises, ahead, long, some, size, loud)
+    proof.conclude("exactly", proof.at(exactly, {t: length}))
+    none = proof.at(own, {t: length}), proof.exp_monotone(beta * length, 0)
+    proof.conclude("never", *none, loud, some)
+    # X is one and a normal number of variance ½.
+    slope, room = -sqrt(Rational(1, 2)), 1 - bound
+    noise = Sum(slope * w[1, f], (f, 1, 1))
+    normal = proof.chance_normal(w, {1: slope}, (f, 1, 1), room, law.variance)
+    same = as_probable(proof, noise <= room, _both(drawn), proof.at(exactly, {t: drawn}))
+    proof.conclude("law", normal, same)
+    # Towards the limit: erf rises, with a slope of less than two.
+    gone = erf(1) - erf(1 - t)
+    slow = proof.have(sympy.diff(2 * t - gone, t) >= 0, proof.exp_monotone(-((1 - t) ** 2), 0))
+    ahead = proof.have(
+        bound >= 0, proof.log_monotone(sympy.Integer(1), (n - 1) / eps, positive), some, size, less, loud
     )
-    yield identity((n - 1) * exp(0 - log((n - 1) / eps)), eps, says, True)
-    for name, away in (("as here, β = 50", False), ("with the way out", True)):
+    for part, difference, slopes in (("below", gone, ()), ("rises", 2 * t - gone, (slow,))):
+        proof.conclude(part, proof.at(proof.rising(difference, t, 0, *slopes), {t: bound}), ahead)
+    limit = (1 + intervals.ball(1).erf()) / 2
+    proof.shows(
+        enclosed(bool(abs(limit - arb("0.92135")) < arb("1e-6")), "the limit, in numbers", probability=limit.str(12))
+    )
+    for name, away in (("as here, β = 50", False), ("by −ln((n−1)/ε) on every other key", True)):
         heads = robust_heads(1000, 0.01, GaussianLaw(), least=None if away else math.log(99900) / 50, away=away)
-        yield kept(heads, f"the library's heads, {name}", True, probability=heads.success)
+        proof.shows(kept(heads, f"the library's heads, {name}", probability=heads.success))
 
 
-# A head's query is t·(x·u + y·k_2) with t = ln(n/ε): its x and its y.
+def _identical(heads: Heads) -> Statement:
+    weights = [real(f"alpha_{length}{head}") for length in "sl" for head in (1, 2)]
+    terms = [
+        root ** (power * x_) / (root ** (power * x_) + root ** (2 * y_) + n - 2) for power in (1, 3) for x_, y_ in heads
+    ]
+    short, long = weights[:2], weights[2:]
+    return Statement(
+        variables={n: _KEYS[n], root: "the root of n/ε"},
+        given=[n >= 2, root > 1],
+        then={"less": ((sum(long) - sum(short)) / 4) ** 2 < ((long[0] - short[0]) / 2) ** 2},
+        where=dict(zip(weights, terms, strict=True)),
+        notes=[
+            "real arithmetic",
+            "orthonormal keys, the first half or one and a half times as long with equal chances: the variance of what"
+            " depends on that is the square of half the difference",
+            "a query of length ln(n/ε) along a key: its exponential is n/ε to the length of the key",
+        ],
+        spans=Spans({"n": range(2, 101), "√(n/ε)": range(11, 201)}, lambda count, ratio: {n: count, root: ratio}),
+    )
+
+
+# A head's query is ln(n/ε) times x·u + y·k_2: its x and its y.
 Heads = Sequence[tuple[int, int]]
 
 
-def weights_of(heads: Heads, stretch: Fraction, n: int = 100, root: int = 100) -> tuple[Fraction, Fraction]:
-    """The mean of the heads' weights on v_1 and v_2 where key 1 is `stretch` times as long, exactly; root = √(n/ε)."""
-    first = second = Fraction(0)
-    for x, y in heads:
-        terms = Fraction(root) ** int(2 * stretch * x), Fraction(root) ** (2 * y)
-        total = sum(terms) + n - 2
-        first += terms[0] / total / len(heads)
-        second += terms[1] / total / len(heads)
-    return first, second
-
-
-def swing(heads: Heads, n: int = 100, root: int = 100) -> Fraction:
-    """The variance of the weight on v_1 when c is ½ or 3/2 with equal chances."""
-    short, long = (weights_of(heads, c, n, root)[0] for c in (Fraction(1, 2), Fraction(3, 2)))
-    return ((long - short) / 2) ** 2
-
-
 def _identical_picture() -> Table:
-    kinds = {"one head": [(1, 1)], "two heads, one query": [(1, 1)] * 2, "two heads, two queries": [(1, 0), (0, 1)]}
-    rows = [
-        (name, *(float(weights_of(heads, c)[0]) for c in (Fraction(1, 2), Fraction(3, 2))), float(swing(heads)))
-        for name, heads in kinds.items()
-    ]
+    kinds = {"one head": [(1, 1)] * 2, "two heads, two queries": [(1, 0), (0, 1)]}
+    rows = []
+    for name, heads in kinds.items():
+        weights = [[100 ** (c * x_) / (100 ** (c * x_) + 100 ** (2 * y_) + 98) for x_, y_ in heads] for c in (1, 3)]
+        short, long = (sum(pair) / 2 for pair in weights)
+        rows.append((name, short, long, ((long - short) / 2) ** 2))
     return Table("The weight on v_1 of 100 keys, ε = 0.01", ("heads", "at c = ½", "at c = 3/2", "variance"), rows)
-
-
-def _swings_less(pair: Heads, n: int, root: int) -> arb:
-    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
 
 
 @claim(
     "heads-identical",
     expected="refuted",
-    statement=r"q_1 = q_2 = \beta(\mu_a+\mu_b):\quad \operatorname{Var}\bigl[\tfrac12(c^{(1)}+c^{(2)})\bigr] <"
-    r"\operatorname{Var}\bigl[c^{(1)}\bigr]",
-    plain="Two heads with the same query swing less than one when the keys are noisy.",
-    assumptions=("real arithmetic", "both heads read the same keys and values"),
+    formal=_identical,
+    plain="Two heads with the same query swing less than one when the keys are noisy: the variance of the mean of their"
+    " weights is smaller than that of the weight of one.",
     subject=((1, 1), (1, 1)),
     sabotage={"a query for each value": ((1, 0), (0, 1)), "one head with the average, one for v_1": ((1, 1), (1, 0))},
     picture=_identical_picture,
-    # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
-    falsifier=Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
 )
-def heads_identical(heads: Heads) -> Iterator[Evidence]:
-    one, both = swing(heads[:1]), swing(heads)
-    says = "k_1 = c·u, c = ½ or 3/2 with equal chances, 100 keys, ε = 0.01: the weight on v_1 has the same variance"
-    facts = {"one head": str(one), "two heads": str(both), "about": float(both)}
-    yield counterexample(both >= one, says, "exact rationals", **facts)
-    apart = swing([(1, 0), (0, 1)])
-    yield rational(apart < both, "a query for each value does swing less", separate=apart)
-    output, rho, sigma = symbols(real="c rho", positive="sigma")
-    yield identity((output + output) / 2, output, "equal queries over equal keys are one function: their mean is it")
-    variance = (sigma**2 + sigma**2 + 2 * rho * sigma**2) / 4
-    yield identity(variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2")
-    yield identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
+def heads_identical(against: Refutation, _: Heads) -> None:
+    says = "100 keys, ε = 0.01: the heads read the same keys by the same query, so their mean is either of them"
+    against.case({n: 100, root: 100}, says)

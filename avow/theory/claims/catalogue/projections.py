@@ -14,15 +14,15 @@ from sympy import And, Eq, Implies, KroneckerDelta, Matrix, Sum
 
 from avow.core.chart import Table
 from avow.theory.claims.claim import Formula, claims_on
-from avow.theory.claims.formal import Spans, Statement, decimal, each, sequence, whole
+from avow.theory.claims.formal import Spans, Statement, each, sequence, whole
 from avow.theory.claims.kernel import Step
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.toolbox import kept
 from avow.theory.constructions.projections import project_out as projector
 
 claim = claims_on("heads")
-a, b, d, f, g, h, i, j, l, m = whole("a b d f g h i j l m")
-A, B, C, G, H, R, S, x, y = sequence("A B C G H R S x y")
+a, b, d, f, g, i, j, m = whole("a b d f g i j m")
+A, B, x, y = sequence("A B x y")
 rows, of_a, of_b = (f, 1, d), (m, 1, a), (m, 1, b)
 SIZES = {
     d: "the dimension of the values",
@@ -71,15 +71,13 @@ def _plane(other: Matrix) -> Matrix:
     return one * (one.T * away * one).inv() * one.T * away
 
 
-def _case(turn: Any, *coordinates: Any) -> dict[Any, Any]:
-    """Two spans at a right angle in the plane, in fractions."""
-    half = decimal(turn)
-    cos, sin = (1 - half**2) / (1 + half**2), 2 * half / (1 + half**2)
-    one, two = map(decimal, coordinates)
+def _case(turn: int, one: Any, two: Any) -> dict[Any, Any]:
+    """Two spans at a right angle in the plane, after some quarter turns."""
+    cos, sin = ((1, 0), (0, 1), (-1, 0), (0, -1))[turn]
     return {d: 2, a: 1, b: 1, A: [[cos], [sin]], B: [[-sin], [cos]], x: [one], y: [two]}
 
 
-_PLANE = {"turn": (-1, 1), "x": (-2, 2), "y": (-2, 2)}
+_PLANE = {"quarter turns": range(4), "x": (-2, 2), "y": (-2, 2)}
 
 
 def _coordinates(_: Formula) -> Statement:

@@ -8,7 +8,7 @@ import sympy
 from sympy import And, Implies, Sum, Symbol
 
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import Exists, Formula, each, text
+from avow.theory.claims.formal import Exists, Formula, Row, each, text
 from avow.theory.claims.kernel import Kernel, Step, defined_by, put, when_so
 
 
@@ -70,6 +70,13 @@ class Sums(Kernel):
         self._needed(uses, (And(when, low <= index, index <= high), equal))
         claimed = when_so(when, sympy.Eq(Sum(one, limits), times * Sum(other, limits), evaluate=False))
         return self._rule(claimed, "sums of the same terms", uses)
+
+    def row_same(self, one: Any, other: Any, limits: tuple[Any, Any, Any], *uses: Step, when: Any = True) -> Step:
+        """Rows are the same where all their numbers are, which the steps must say for any place."""
+        index, low, high = self._limits(limits, when)
+        self._needed(uses, (And(when, low <= index, index <= high), sympy.Eq(one, other, evaluate=False)))
+        claimed = when_so(when, sympy.Eq(Row(*limits, one), Row(*limits, other), evaluate=False))
+        return self._rule(claimed, "rows of the same numbers", uses)
 
     def sum_delta(self, term: Any, limits: tuple[Any, Any, Any], place: Any) -> Step:
         r""":math:`\sum_{j=a}^b f_j \delta_{ij} = f_i` where :math:`a \le i \le b`: all other terms are zero."""
@@ -154,14 +161,15 @@ class Sums(Kernel):
             limits: f and its ends.
             *names: the sequences :math:`\lambda` and q.
         """
-        (index, *ends), (coordinate, *sides), (share, query) = self._limits(among), self._limits(limits), names
-        if any(sympy.sympify(term).has(name) for term in (point, points, *ends, *sides) for name in names):
+        (index, low, high), (coordinate, first, last) = self._limits(among), self._limits(limits)
+        share, query = names
+        if any(sympy.sympify(term).has(name) for term in (point, points, low, high, first, last) for name in names):
             raise Unproved(f"{text(points)} or its ends hold a sequence that is bound")
-        self._for_any(index, point, *sides)
-        mixed = each(coordinate, *sides, sympy.Eq(Sum(share[index] * points, among), point))
-        inside = And(each(index, *ends, share[index] >= 0), sympy.Eq(Sum(share[index], among), 1), mixed)
+        self._for_any(index, point, first, last)
+        mixed = each(coordinate, first, last, sympy.Eq(Sum(share[index] * points, among), point))
+        inside = And(each(index, low, high, share[index] >= 0), sympy.Eq(Sum(share[index], among), 1), mixed)
         gap = Sum(query[coordinate] * point, limits) - Sum(query[coordinate] * points, limits)
-        apart = Exists(query, each(index, *ends, gap >= 1))
+        apart = Exists(query, each(index, low, high, gap >= 1))
         return self._rule(sympy.Or(Exists(share, inside), apart), "a separating hyperplane", ())
 
     def next_whole(self, a: Any, b: Any) -> Step:

@@ -253,7 +253,7 @@ def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch() -> No
 def test_a_guess_that_was_off_costs_time_and_not_the_tolerance() -> None:
     cache, q = filled(), asked()
     assert cache.attend(q, tol=TOL).certificate.keeps(TOL)
-    cache._steps._reports[1, 4, 1][3] = 1e-4
+    cache._steps._reports[1, 4, 1][0][3] = 1e-4
     out, certificate = cache.attend(q, tol=TOL)
     assert certificate.keeps(TOL) and bool((errors(cache, q, out) <= certificate.rows).all())
     assert certificate.reason == "all tokens were read: the sketch saved nothing"

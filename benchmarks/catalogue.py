@@ -347,6 +347,34 @@ ALL = (
         ("gpu",),
     ),
     Benchmark(
+        "hot_rows",
+        "Rows that a GPU keeps of a cache in host memory",
+        "A simulation: the share of the rows that single steps read which are on the device already, if it keeps one "
+        "row of so many, by places and by the time of last use. Stored queries are four tokens apart.",
+        "benchmarks.hot_rows",
+        2,
+        (
+            "hot_rows; layer, confidence, read as read %, read by the step before as by the step before %, 1/100, "
+            "1/16, 1/16 by last use, 1/8, 1/8 by last use, 1/4, 1/4 by last use",
+        ),
+        ("heads",),
+        quiet=False,
+    ),
+    Benchmark(
+        "gpu_offload",
+        "Caches in host memory",
+        "Keys and values in host memory, the sketch on the GPU: a step of one layer in a CUDA graph beside "
+        "transformers' offloaded cache and beside exact attention on the device, device memory, hits of consecutive "
+        "steps, and tokens of a model of an 8B shape. Every answer is checked first.",
+        "benchmarks.gpu_offload",
+        6,
+        (
+            "gpu_offload; n, step, ms, transformers ms, on device ms, times faster, over on device, device bytes, hits",
+            "gpu_offload; n, way, ms a token, accepted",
+        ),
+        ("gpu", "heads"),
+    ),
+    Benchmark(
         "gpu_rows",
         "Certificates of the kernels",
         "Hostile caches on a GPU: errors of rows in float64 against deterministic bounds, and statistical ones at "

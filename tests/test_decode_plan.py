@@ -119,7 +119,28 @@ def test_bytes_are_those_of_a_cache_without_spare_room(dtype: torch.dtype) -> No
         held[bits] = cache.nbytes
     assert plan.exact_bytes == held[None] and plan.sparse_bytes == held[4] > held[None]
     assert plan.token_bytes == 2 * 2 * 3 * tokens * 32 * dtype.itemsize
-    assert plan.offloaded_bytes == held[4] - plan.token_bytes
+    # With a hundredth of the tokens as rows that the device keeps.
+    assert plan.offloaded_bytes == held[4] - plan.token_bytes + round(plan.token_bytes / 100)
+
+
+def test_a_plan_says_whether_all_layers_fit_and_what_a_token_takes() -> None:
+    linked = dataclasses.replace(RATES, link=1e-4)
+    plan = dataclasses.replace(planned(rates=linked), layers=3)
+    assert plan.offloaded_seconds == pytest.approx(3e-4 + 0.1 + 0.1 * 10.0)
+    assert plan.offloaded_bytes == 120 and plan.sparse_bytes == 1110
+    for memory, fits, said in (
+        (3330, "on the device", "3.3 KiB: fit on the device, 901 ms a token"),
+        (3329, "offloaded", "3.3 KiB: fit offloaded, 3.3 s a token"),
+        (359, "no", "0.4 KiB: do not fit, not offloaded"),
+    ):
+        own = dataclasses.replace(plan, memory=memory)
+        assert own.fits == fits == own.plain()["fits"]
+        assert own.verdict[1] == f"3 layers of 1.0 KiB of keys and values in {said}"
+    assert [row[0] for row in plan.table] == ["exact", "sparse", "PyTorch's SDPA", "offloaded"]
+    assert plan.fits is None and len(plan.verdict) == 2
+    # Without a bus there is nothing to offload to.
+    bare = dataclasses.replace(planned(), memory=500)
+    assert bare.offloaded_seconds is None and bare.fits == "no" and "offloaded" not in str(bare.table)
 
 
 def test_a_plan_is_one_json_document() -> None:
@@ -147,7 +168,7 @@ def test_a_plan_prints_its_figures_what_they_rest_on_and_what_follows() -> None:
 
 def test_what_would_stay_on_a_device_is_said_of_a_device_alone() -> None:
     plan = planned()
-    on_gpu = dataclasses.replace(plan, sizes=dataclasses.replace(plan.sizes, device="cuda"))
+    on_gpu = dataclasses.replace(plan, rates=dataclasses.replace(RATES, link=1e-4))
     said = ["host memory" in " ".join(one.notes()) for one in (plan, on_gpu)]
     assert said == [False, True]
 

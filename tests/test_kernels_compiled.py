@@ -50,6 +50,12 @@ def test_every_kernel_of_a_step_that_reads_all_tokens_compiles_for_a_gpu() -> No
     assert compiled("whole") == ["_read_again", "_merged_again"] * 3
 
 
+def test_steps_with_rows_on_the_device_compile_for_a_gpu() -> None:
+    step = STEP.replace("_attended", "_sought _attended")
+    draws = step.replace("_marked", "_drawn")
+    assert compiled("offload") == [*f"{step} {draws}".split(), "_append", "_append", "_noted"]
+
+
 def test_the_kernel_that_measures_rows_compiles_for_a_gpu() -> None:
     assert compiled("lengths") == ["_row_lengths"] * 6
 

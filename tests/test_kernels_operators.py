@@ -18,6 +18,7 @@ from avow.attend import Attended
 from avow.errors import AvowError
 from avow.kernels import pausing
 from avow.kernels.finalize import blank_report
+from avow.kernels.planning import blank_counts
 from avow.nn import KeyValueCache
 from tests.helpers.kernel_caches import answer_by_kernels, errors
 
@@ -136,9 +137,15 @@ def test_what_one_operator_does_not_do_is_refused_in_compiled_code() -> None:
 def test_the_operators_are_what_they_say() -> None:
     """Their schemas say what is written, and their stand-ins give the shapes of what they return."""
     cache = filled()
-    store = list(cache._store or ())
+    store = cache._stored
     state, report = pausing.blank_state(torch.device("cpu")), blank_report(1, 4, torch.device("cpu"))
+    counts = blank_counts(4, state.device)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.avow.append_tokens.default, (*drawn(cache), store, None), test_utils=checks)
-    given = asked(), store, state, report, None, torch.randn(4), 0.02, TOL, 1.0, 32**-0.5, None
+    given = asked(), store, [], state, report, counts, None, torch.randn(4), 0.02, TOL, 1.0, 32**-0.5, None
+    torch.library.opcheck(torch.ops.avow.decode_step.default, given, test_utils=checks)
+    away = filled(offload=True, hot=10_000)
+    assert away._hot is not None
+    given = asked(), away._stored[:-1], list(away._hot), *given[3:]
+    torch.library.opcheck(torch.ops.avow.append_tokens.default, (*drawn(away), away._stored, None), test_utils=checks)
     torch.library.opcheck(torch.ops.avow.decode_step.default, given, test_utils=checks)

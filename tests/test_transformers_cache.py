@@ -308,9 +308,17 @@ def test_a_cache_does_not_drop_gradients_in_silence() -> None:
     assert q.grad is not None and float(q.grad.abs().amax()) > 0
 
 
-def test_a_cache_does_not_move_away() -> None:
-    with pytest.raises(ParameterError, match=r"offloading=True is not supported .*; use transformers' Dyn"):
-        CertifiedLayer().offload()
+def test_a_cache_on_a_cpu_has_nowhere_to_move() -> None:
+    layer = CertifiedLayer()
+    k, v = torch.randn(2, 1, 2, 70, 16)
+    layer.update(k, v)
+    with pytest.raises(ParameterError, match=r"offload=True is for GPUs, and the cache is on cpu, whose memory is"):
+        layer.offload()
+    assert not layer.offloaded and layer.update(k, v)[0].shape[2] == 140
+    with pytest.raises(ParameterError, match=r"window=8 forgets tokens, and what it keeps is small; leave layers"):
+        CertifiedLayer(window=8).offload()
+    with pytest.raises(ParameterError, match=r"hot=9 is what a GPU keeps .*; add offloading=True, or leave hot out"):
+        CertifiedCache(LLAMA.build().config, hot=9)
 
 
 @pytest.mark.parametrize("architecture", [LLAMA, MISTRAL], ids=lambda architecture: architecture.name)

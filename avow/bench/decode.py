@@ -239,8 +239,8 @@ def consecutive(steps: Sequence[Callable[[], object]], count: int, device: str) 
 def filled(case: Case) -> KeyValueCache:
     """A cache that holds a case's tokens and has room for more; they come in parts, as the prompts of a user do."""
     k, v = case.k, case.v
-    room = {"capacity": case.length + _ROOM} if k.is_cuda else {}
-    cache = KeyValueCache(k.shape[1], k.shape[3], v.shape[3], k.shape[0], dtype=k.dtype, device=k.device, **room)
+    room, sizes = case.length + _ROOM if k.is_cuda else None, (k.shape[1], k.shape[3], v.shape[3], k.shape[0])
+    cache = KeyValueCache(*sizes, dtype=k.dtype, device=k.device, capacity=room)
     for start in range(0, case.length, _PART):
         cache.append(k[:, :, start : start + _PART], v[:, :, start : start + _PART])
     return cache

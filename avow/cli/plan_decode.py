@@ -46,6 +46,10 @@ def plan_decode(
         float | None, option("With --input or --kind: error of a row, relative to the longest value; default: 0.01.")
     ] = None,
     window: Annotated[int | None, option("Tokens that a query sees at most; default: all.", min=1)] = None,
+    layers: Annotated[int, option("Such layers, all of which are to fit.", min=1)] = 1,
+    memory: Annotated[
+        float | None, option("Gigabytes of the device that caches may take; default: what is free on a GPU.")
+    ] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     recalibrate: Recalibrate = False,
@@ -90,6 +94,8 @@ def plan_decode(
         device=device,
         kept=kept if share is None else share.kept,
         window=window,
+        layers=layers,
+        memory=None if memory is None else round(1e9 * memory),
         tell=options.tell,
         again=options.again(recalibrate),
     )

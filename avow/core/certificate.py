@@ -45,6 +45,8 @@ class Cost:
         launches: kernels that are started, one after the other.
         peak_bytes: memory at the peak, beyond the inputs.
         weight: what one operation costs beside the same in the method's usual precision: 2 for float64.
+        hits: rows of keys and values in host memory that were read on the device, which had kept them.
+        misses: rows of keys and values that were read from host memory.
 
     >>> from avow import Cost
     >>> (Cost(8, 4, 1, 64) + Cost(2, 2, 1, 32)).peak_bytes
@@ -56,6 +58,8 @@ class Cost:
     launches: int
     peak_bytes: int
     weight: float = 1.0
+    hits: int = 0
+    misses: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         """One after the other: work adds up, the memory of the first is free again."""
@@ -65,6 +69,8 @@ class Cost:
             self.launches + other.launches,
             max(self.peak_bytes, other.peak_bytes),
             max(self.weight, other.weight),
+            self.hits + other.hits,
+            self.misses + other.misses,
         )
 
 
@@ -309,7 +315,8 @@ class Certificate:
         lines += [("assumes", assumption) for assumption in self.assumptions]
         if self.cost is not None:
             flops, peak = f"{self.cost.flops:.3g} flops", f"{self.cost.peak_bytes / 2**20:.1f} MiB at the peak"
-            lines.append(("cost", f"{flops}, {peak}"))
+            rows = f", {self.cost.misses:,} rows from host memory" if self.cost.misses or self.cost.hits else ""
+            lines.append(("cost", f"{flops}, {peak}{rows}"))
         return lines
 
 

@@ -3,6 +3,7 @@
 Modules:
     key_value_cache   KeyValueCache: all tokens so far, and which way a call is answered
     token_buffers     the room they lie in, with their sketch
+    host_memory       room in memory of the host that a GPU reads
     cache_file        the file they are kept in
 Answers:
     split_k_exact     from all tokens, by PyTorch's kernel on a CPU

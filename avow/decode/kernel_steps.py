@@ -9,6 +9,7 @@ is one launch instead of six.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,15 +18,17 @@ import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from avow.core import Certificate, LazyCertificate, Method, Problem, Sizes
+from avow.core import Certificate, Cost, LazyCertificate, Method, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.core.requirement import INDEPENDENT
 from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse
 from avow.numerics.rounding import tiny, unit
+from avow.numerics.sketch import GROUP
 
 if TYPE_CHECKING:
     from avow.kernels.append_tokens import TokenStore
+    from avow.kernels.hot_rows import HotRows
 
 # What kernels can multiply, how many rows may share a key head (its query heads times the queries of each), how wide
 # heads may be, and of how many tokens they can draw.
@@ -109,20 +112,30 @@ class Replayed:
         return self._result
 
 
+class _Reported(NamedTuple):
+    """What a step reported, of which tokens, what it was asked, and its queries' shape and type."""
+
+    report: Float32[Tensor, "5 b h"]
+    reads: Int32[Tensor, "bg spans 2"] | None
+    """Of listed rows, how many were read on the device and from host memory, if some are on the device."""
+    store: TokenStore
+    asked: Asked
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offload: bool
+    """Whether keys and values are in host memory."""
+
+
 @dataclass
 class _Last:
-    """What the last compiled step reported, of which tokens, what it was asked, and its queries' shape and type."""
+    """What the last compiled step reported."""
 
-    report: Tensor | None = None
-    store: TokenStore | None = None
-    asked: Asked | None = None
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
+    told: _Reported | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
-        assert self.report is not None and self.store is not None and self.asked is not None
-        return _fields(self.report, self.store, self.asked, self.shape, self.dtype)
+        assert self.told is not None
+        return _fields(self.told)
 
 
 @dataclass
@@ -197,6 +210,8 @@ class KernelSteps:
         generator: torch.Generator | None = None,
         sinks: Float[Tensor, "h"] | None = None,
         direct: bool = False,
+        hot: HotRows | None = None,
+        offload: bool = False,
     ) -> tuple[Tensor, Certificate]:
         """The answers to the last queries of each head, with their certificate; `direct` captures no graph for them."""
         state, own, counts = self._written(q, asked)
@@ -205,30 +220,38 @@ class KernelSteps:
         seed = self._next_seed(q.device, generator) if asked.confidence < 1 else None
         rows = q.detach().resolve_neg().contiguous()
         if not q.is_cuda or capturing or direct or generator is not None:
-            out = _decode(rows, store, asked, state, own, counts, seed, sinks)
+            out = _decode(rows, store, hot, asked, state, own, counts, seed, sinks)
         else:
             # What a graph reads stays where it was: sinks are known by their place and by how they lie there.
             key = rows.shape, asked, None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
             if key not in self._graphs:
                 if len(self._graphs) >= _GRAPHS:
                     self._graphs.clear()
-                self._graphs[key] = Replayed(lambda x: _decode(x, store, asked, state, own, counts, seed, sinks))
+                self._graphs[key] = Replayed(lambda x: _decode(x, store, hot, asked, state, own, counts, seed, sinks))
             out = self._graphs[key](rows).clone()
         report = own if capturing else own.clone()
         if not (capturing or direct) and self._notice is None and self._steps >= self._next_notice:
             self._notice = self._sent(report, asked.tol)
             self._next_notice = self._steps + min(self._steps, _NOTICE)
         self._steps += 1
-        shape, kind = tuple(q.shape), q.dtype
-        certificate = LazyCertificate.of(lambda: _fields(report, store, asked, shape, kind), capturing)
-        return out, certificate
+        reads = None if hot is None else hot.reads if capturing else hot.reads.clone()
+        told = _Reported(report, reads, store, asked, tuple(q.shape), q.dtype, offload)
+        return out, LazyCertificate.of(lambda: _fields(told), capturing)
 
     def doubt(self) -> None:
         """Take the last step for one with a bound above its tolerance."""
         if self.report is not None:
             self._notice = _Notice(torch.full_like(self.report[0], torch.inf), None, 1.0)
 
-    def compiled_step(self, q: Tensor, store: TokenStore, asked: Asked, sinks: Tensor | None) -> Tensor:
+    def compiled_step(
+        self,
+        q: Tensor,
+        store: TokenStore,
+        asked: Asked,
+        sinks: Tensor | None,
+        hot: HotRows | None = None,
+        offload: bool = False,
+    ) -> Tensor:
         """The answers inside of `torch.compile`, which sees one operator; `latest` is their certificate."""
         state, own, counts = self._written(q, asked)
         seed = None
@@ -236,9 +259,9 @@ class KernelSteps:
             if self._seed is None:
                 self._seed = torch.randint(2**62, (1,), device=q.device)
             seed = self._seed
-        last = self._last
-        last.report, last.store, last.asked, last.shape, last.dtype = own, store, asked, tuple(q.shape), q.dtype
-        return _decode(q.detach(), store, asked, state, own, counts, seed, None if sinks is None else sinks.detach())
+        reads, extra = None if hot is None else hot.reads, None if sinks is None else sinks.detach()
+        self._last.told = _Reported(own, reads, store, asked, tuple(q.shape), q.dtype, offload)
+        return _decode(q.detach(), store, hot, asked, state, own, counts, seed, extra)
 
     def _written(
         self, q: Tensor, asked: Asked
@@ -285,6 +308,7 @@ class KernelSteps:
 def _decode(
     q: Tensor,
     store: TokenStore,
+    hot: HotRows | None,
     asked: Asked,
     state: Tensor | None,
     report: Tensor,
@@ -294,11 +318,12 @@ def _decode(
 ) -> Tensor:
     from avow.kernels.operators import decode_step, exact_step
 
+    held = [x for x in store[: len(store) - 1] if x is not None]  # whose rows are hot is among those of `hot`
     if state is None or counts is None:
-        return exact_step(q, list(store), report, sinks, asked.scale, asked.window)
+        return exact_step(q, held, report, sinks, asked.scale, asked.window)
     # What draws are aimed at follows from the limit, which single precision may round up.
     limits = asked.drop, asked.tol * (1 - 2.0**-20), asked.confidence, asked.scale
-    return decode_step(q, list(store), state, report, counts, seed, sinks, *limits, asked.window)
+    return decode_step(q, held, list(hot or ()), state, report, counts, seed, sinks, *limits, asked.window)
 
 
 def unfit_rows(rows: int, tokens: int, dtype: torch.dtype, scale: float, tol: float, confidence: float) -> str:
@@ -333,10 +358,9 @@ def absent(device: torch.device) -> str:
     return why_not(device)
 
 
-def _fields(
-    report: Float32[Tensor, "5 b h"], store: TokenStore, asked: Asked, shape: tuple[int, ...], dtype: torch.dtype
-) -> dict[str, Any]:
+def _fields(told: _Reported) -> dict[str, Any]:
     """What a report says of the answers to queries of a shape; a look at it waits for the step to be done."""
+    report, _, store, asked, shape, dtype, _ = told
     chance, (b, h, n, d), e = 1 - asked.confidence, shape, store.v.shape[-1]
     g = store.used.numel() // b
     rows, lengths, most, _, share = (x.double().view(b, h, n) for x in report)
@@ -365,5 +389,22 @@ def _fields(
         "rounding": True,
         "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
         "reason": reason,
-        "cost": method.cost(Sizes(b, h, g, n, int(store.used.amax()), d, e, dtype)),
+        "cost": _cost(told, method.cost(Sizes(b, h, g, n, int(store.used.amax()), d, e, dtype))),
     }
+
+
+def _cost(told: _Reported, cost: Cost) -> Cost:
+    """What a step did, with the rows that it read on the device and from host memory."""
+    if not told.offload:
+        return cost
+    tokens, (_, _, n, _), window = told.store.used.double(), told.shape, told.asked.window
+    if window is not None:
+        tokens -= (tokens - window - n + 1).clamp(min=0).div(GROUP, rounding_mode="floor") * GROUP
+    share = told.report[4].double().reshape(len(tokens), -1).amax(-1)
+    listed = share * tokens
+    near = torch.zeros_like(tokens)
+    if told.reads is not None and told.asked.whole is None:
+        near, far = told.reads.double().sum(1).unbind(-1)
+        # Heads that a list did not suffice for were read in full besides.
+        listed = near + far + torch.where((share == 1) & (near + far < tokens), tokens, 0.0)
+    return dataclasses.replace(cost, hits=int(near.sum()), misses=round(float((listed - near).sum())))

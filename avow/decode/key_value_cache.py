@@ -34,6 +34,7 @@ from avow.core.requirement import Requirement, check_generator, checked_requirem
 from avow.decode import cache_file
 from avow.decode.cpu import MOST_ROWS, SHORTEST, CachedTokens, CpuSteps, looks
 from avow.decode.cpu import unavailable as cpu_unavailable
+from avow.decode.host_memory import host_of
 from avow.decode.kernel_steps import SHORTEST as SHORTEST_FOR_KERNELS
 from avow.decode.kernel_steps import Asked, KernelSteps, unfit_rows
 from avow.decode.split_k_exact import SplitKExact, serves
@@ -93,6 +94,9 @@ class KeyValueCache(TokenBuffers):
             what the window and the last tokens need. None: all.
         capacity: room for this many tokens from the start. Nothing moves then, so that `append` and `attend` can be
             captured in a CUDA graph and replayed while the cache grows. None: buffers grow when they are full.
+        offload: whether keys and values are in host memory, where a GPU reads the rows that it needs. The device holds
+            the sketch, the lengths of values, and rows that were read lately.
+        hot: how many bytes the device may spend on those rows; None is a hundredth of the keys and values.
 
     Raises:
         ParameterError: a number does not fit, or the device is not available.
@@ -227,7 +231,7 @@ class KeyValueCache(TokenBuffers):
         for i, length in enumerate(self._positions):
             one = self._sequence(i, length)
             one._unfit, one._sketched = why, length // GROUP
-            one._store = type(self._store)(*(x.unflatten(0, (self.batch, -1))[i] for x in self._store))
+            one._store = type(self._store)(*(x.unflatten(0, (self.batch, -1))[i] for x in self._stored))
             sequences.append(one)
         return self._attend_each(call.problem.q, arguments, sequences, call.sinks)
 
@@ -245,9 +249,7 @@ class KeyValueCache(TokenBuffers):
             one.attend(q[i : i + 1], tol, confidence, scale, generator, method, rtol, sinks)
             for i, one in enumerate(sequences)
         ]
-        certificates = [answer.certificate for answer in answers]
-        joined = LazyCertificate.of(lambda: dict(vars(compose(certificates, 0))))
-        return Attended(torch.cat([answer.out for answer in answers]), joined)
+        return _joined(answers, 0)
 
     @torch.no_grad()
     def attend_masked(
@@ -276,6 +278,9 @@ class KeyValueCache(TokenBuffers):
         self._first_seen(q.shape[2])
         self._measure_written()
         requirement, end = checked_requirement(tol, None, rtol=rtol), self._position - self._base
+        if self.offload:
+            factor = 1 / math.sqrt(self.dim) if scale is None else scale
+            return self._head_by_head(q, end - self.length, self.length, factor, requirement, mask=mask)
         k, v, lengths = (self._buffers[name][:, :, end - self.length : end] for name in ("keys", "values", "norms"))
         problem = Problem.of(q, k, v, mask=mask, scale=scale, enable_gqa=True)
         error = norm_slack(max(self.dim, self.value_dim), self.dtype, self._wide)
@@ -378,6 +383,8 @@ class KeyValueCache(TokenBuffers):
             reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
+        if self.offload:
+            return self._from_host(call, call.requirement, reason)
         return attend_exact(self._with_sinks(call).problem, call.requirement, reason)
 
     @property
@@ -390,7 +397,7 @@ class KeyValueCache(TokenBuffers):
         tol = math.inf if call.requirement.tol is None else call.requirement.tol
         # In float32 PyTorch's own way is proved several times as tight, but it has to wait for the device.
         wide = self.dtype == torch.float32
-        fits = not wide or (tol >= _COARSE and self._repeats)
+        fits = self.offload or not wide or (tol >= _COARSE and self._repeats)
         if self._unfit or not fits or call.requirement.rtol is not None or call.problem.empty:
             return False
         return not (self._found_ill() or self._steps.unfit(call.problem, tol, 1.0))
@@ -406,8 +413,13 @@ class KeyValueCache(TokenBuffers):
         if self._checked is not None and call.requirement.rtol is None:
             # The next call may be like this one.
             self._asked_before = (*self._asked_before[1 - _CALLS :], (call.problem.q.shape, self._checked, asked))
-        more = call.generator, call.sinks, self.host_counts
-        return Attended(*self._steps.step(call.problem.q, self._store, asked, *more))
+        return self._step(call.problem.q, asked, call.generator, call.sinks)
+
+    def _step(self, q: Tensor, asked: Asked, generator: torch.Generator | None, sinks: Tensor | None) -> Attended:
+        """The answer by kernels to what they are asked."""
+        assert self._store is not None
+        more = self.host_counts, self._hot, self.offload
+        return Attended(*self._steps.step(q, self._store, asked, generator, sinks, *more))
 
     def _quick_by_kernel(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended | None:
         """The answer if kernels gave the last one and nothing but the numbers changed since; else None."""
@@ -424,7 +436,7 @@ class KeyValueCache(TokenBuffers):
             or self._store is None
         ):
             return None
-        return Attended(*self._steps.step(q, self._store, asked, None, sinks, self.host_counts))
+        return self._step(q, asked, None, sinks)
 
     def _attend_compiled(self, q: Tensor, arguments: _Arguments, sinks: Tensor | None) -> Attended:
         """The answer inside of `torch.compile`, and a certificate that tells of the last such step of this cache."""
@@ -441,7 +453,8 @@ class KeyValueCache(TokenBuffers):
             rule = "is not answered by one operator inside of torch.compile"
             raise ParameterError("call", why, rule, "give tol= alone, or attend outside of it")
         wanted = Asked(tol, asked, factor, method == "sparse", self.window)
-        return Attended(self._steps.compiled_step(q, self._store, wanted, sinks), self._steps.latest)
+        out = self._steps.compiled_step(q, self._store, wanted, sinks, self._hot, self.offload)
+        return Attended(out, self._steps.latest)
 
     def _found_ill(self) -> str:
         """Why kernels are left out after a step whose bound was above its tolerance; raises if tokens have no bound."""
@@ -495,7 +508,8 @@ class KeyValueCache(TokenBuffers):
         held = f"batch={self.batch}, key_heads={self.key_heads}, length={length}, dim={self.dim}"
         sketch = "no sketch" if self.bits is None else f"sketch of {self.bits} bits"
         where = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
-        return f"KeyValueCache({held}, value_dim={self.value_dim}, {where}, {sketch}, {self.nbytes:,} bytes)"
+        size = f"{self.nbytes:,} bytes" + (f", {self.host_nbytes:,} of them in host memory" if self.offload else "")
+        return f"KeyValueCache({held}, value_dim={self.value_dim}, {where}, {sketch}, {size})"
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all.
@@ -531,12 +545,16 @@ class KeyValueCache(TokenBuffers):
         cache_file.write(Path(path), cache_file.Saved(sizes, self.dtype, state, tensors))
 
     @staticmethod
-    def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
+    def load(
+        path: str | Path, device: torch.device | str = "cpu", offload: bool = False, hot: int | None = None
+    ) -> KeyValueCache:
         """The cache that `save` wrote; it answers as that one would have.
 
         Args:
             path: the file.
             device: where the cache is to be.
+            offload: whether its keys and values are to be in host memory.
+            hot: how many bytes of them the device may keep besides.
 
         Returns:
             The cache.
@@ -545,7 +563,7 @@ class KeyValueCache(TokenBuffers):
             FileError: the file is missing, damaged, or not one of a cache.
         """
         saved = cache_file.read(Path(path))
-        cache = KeyValueCache(**saved.sizes, dtype=saved.dtype, device=device)
+        cache = KeyValueCache(**saved.sizes, dtype=saved.dtype, device=device, offload=offload, hot=hot)
         try:
             cache._restore(saved)
         except AvowError as error:
@@ -682,6 +700,8 @@ class KeyValueCache(TokenBuffers):
     def _from_all_tokens(self, call: _Call, reason: str) -> Attended:
         """The answer within the required `tol`, whatever the required `rtol`, by parts if these serve."""
         problem, requirement = call.problem, call.requirement._replace(rtol=None)
+        if self.offload and not problem.empty:
+            return self._from_host(call, requirement, reason)
         if call.sinks is not None:
             return attend_exact(self._with_sinks(call).problem, requirement, reason)
         if self.device.type == "cpu" and not problem.empty and serves(problem.q, problem.v):
@@ -692,6 +712,54 @@ class KeyValueCache(TokenBuffers):
             if answer is not None:
                 return Attended(*answer)
         return attend_exact(self._with_norms(call).problem, requirement, reason)
+
+    def _from_host(self, call: _Call, requirement: Requirement, reason: str) -> Attended:
+        """The answer from all tokens in host memory, each of which crosses the bus once: by kernels that read it where
+        it is if the queries fit into one pass of theirs, else by exact attention to one key head after the other.
+        """
+        p = call.problem
+        if requirement.rtol is None and self._kernels_read_all(call._replace(requirement=requirement)):
+            return self._by_kernel(call, None, reason)
+        return self._head_by_head(p.q, call.first, p.k.shape[2], p.scale, requirement, reason, sinks=call.sinks)
+
+    def _head_by_head(
+        self,
+        q: Tensor,
+        first: int,
+        many: int,
+        scale: float,
+        requirement: Requirement,
+        reason: str = "",
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Attended:
+        """The exact answer to queries that see so many tokens from the `first` place on, or what a mask says of them.
+
+        The tokens of one key head of one sequence are on the device at a time.
+        """
+        mask, siblings = self._mask(q.shape[2], many) if mask is None else mask, q.shape[1] // self.key_heads
+        sequences = []
+        for i in range(self.batch):
+            heads = []
+            for head in range(self.key_heads):
+                rows = slice(head * siblings, (head + 1) * siblings)
+                k, v = (self._on_gpu(name, i, head, first, many) for name in ("keys", "values"))
+                seen = mask
+                if seen is not None and seen.ndim == 4:
+                    seen = seen[i : i + 1] if seen.shape[0] > 1 else seen
+                    seen = seen[:, rows] if seen.shape[1] > 1 else seen
+                problem = Problem.of(q[i : i + 1, rows], k, v, mask=seen, scale=scale, enable_gqa=True)
+                call = _Call(problem, first, requirement, None, "exact", None if sinks is None else sinks[rows])
+                heads.append(attend_exact(self._with_sinks(call).problem, requirement, reason))
+            sequences.append(_joined(heads, 1))
+        return _joined(sequences, 0)
+
+    def _on_gpu(self, name: str, sequence: int, head: int, first: int, many: int) -> Float[Tensor, "1 1 s d"]:
+        """Tokens of one key head, copied from host memory without the host waiting."""
+        whole = self._buffers[name]
+        host = host_of(whole)
+        rows = (whole if host is None else host)[sequence : sequence + 1, head : head + 1, first : first + many]
+        return rows.to(self.device, non_blocking=True)
 
     def _seen_by_last(self) -> tuple[Tensor, Tensor, LengthBounds]:
         """Keys and values that the last token's query sees, and bounds on their lengths."""
@@ -762,6 +830,13 @@ class KeyValueCache(TokenBuffers):
 
 # Python's own errors about arguments name the class that people know.
 TokenBuffers.append.__qualname__ = "KeyValueCache.append"
+
+
+def _joined(answers: Sequence[Attended], dim: int) -> Attended:
+    """Answers to sequences or heads, side by side."""
+    certificates = [answer.certificate for answer in answers]
+    joined = LazyCertificate.of(lambda: dict(vars(compose(certificates, dim))))
+    return Attended(torch.cat([answer.out for answer in answers], dim), joined)
 
 
 def _finite_sinks(sinks: Tensor) -> Float64[Tensor, "h"]:

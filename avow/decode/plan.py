@@ -17,10 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Problem, Sizes, check_dtype, dtype_name, notebook
-from avow.core.quantities import count, memory, ratio, seconds
+from avow.core.quantities import count, ratio, seconds
+from avow.core.quantities import memory as size_text
 from avow.core.schema import json_schema
 from avow.decode.key_value_cache import KeyValueCache
 from avow.decode.step_rates import StepRates, share_read, shortest, step_rates
+from avow.decode.token_buffers import HOT
 from avow.errors import ParameterError, ShapeError
 from avow.parameters import as_float, check_count, check_key_heads, declared
 
@@ -61,7 +63,11 @@ class DecodePlanDocument(TypedDict):
         token_bytes: keys and values.
         exact_bytes: a cache without a sketch.
         sparse_bytes: a cache with its sketch.
-        offloaded_bytes: what would stay on the device if keys and values were in host memory, which is not built.
+        offloaded_bytes: what stays on the device if keys and values are in host memory.
+        offloaded_seconds: a step that reads the share `kept` from host memory; null if no step does.
+        layers: how many such layers there are; all other figures are of one.
+        memory: bytes of the device that caches may take; null if that is not known.
+        fits: "on the device", "offloaded" or "no": whether caches of all layers fit; null if `memory` is.
     """
 
     tokens: int
@@ -90,6 +96,10 @@ class DecodePlanDocument(TypedDict):
     exact_bytes: int
     sparse_bytes: int
     offloaded_bytes: int
+    offloaded_seconds: float | None
+    layers: int
+    memory: int | None
+    fits: Literal["on the device", "offloaded", "no"] | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,10 @@ class DecodePlan:
     """How `kept` is known: given, assumed, or found on some heads."""
     window: int | None = None
     """How many tokens a query sees at most; None: all."""
+    layers: int = 1
+    """How many such layers there are; all other figures are of one."""
+    memory: int | None = None
+    """Bytes of the device that caches may take; None if that is not known."""
 
     @property
     def exact_seconds(self) -> float:
@@ -198,11 +212,30 @@ class DecodePlan:
 
     @property
     def offloaded_bytes(self) -> int:
-        """What would stay on the device if keys and values were in host memory: the sketch and the lengths of values.
-
-        That is not built: a cache keeps all of it on one device.
+        """What stays on the device if keys and values are in host memory: the sketch, the lengths of values and a few
+        rows.
         """
-        return self.norm_bytes + self.sketch_bytes
+        return self.norm_bytes + self.sketch_bytes + round(HOT * self.token_bytes)
+
+    @property
+    def offloaded_seconds(self) -> float | None:
+        """A step that reads the share `kept` of the tokens from host memory, none of them on the device; None if no
+        step does.
+        """
+        looking = None if self.why_not_sparse else self.rates.sparse_seconds(self.sizes.keys, 0.0)
+        if looking is None or self.rates.link is None:
+            return None
+        return looking + self.kept * self.sizes.keys * self.rates.link
+
+    @property
+    def fits(self) -> Literal["on the device", "offloaded", "no"] | None:
+        """Whether caches of all layers fit into the device's memory, or what stays there if they are offloaded."""
+        if self.memory is None:
+            return None
+        if self.layers * (self.exact_bytes if self.chosen == "exact" else self.sparse_bytes) <= self.memory:
+            return "on the device"
+        can = self.offloaded_seconds is not None and self.layers * self.offloaded_bytes <= self.memory
+        return "offloaded" if can else "no"
 
     def plain(self) -> dict[str, Any]:
         """Everything as JSON has it, in the form that `json_schema` says."""
@@ -236,8 +269,10 @@ class DecodePlan:
             "sparse": (self.sparse_seconds, self.sparse_bytes),
             "PyTorch's SDPA": (sdpa, self.token_bytes),
         }
+        if self.offloaded_seconds is not None:
+            ways["offloaded"] = self.offloaded_seconds, self.offloaded_bytes
         return [
-            [name, seconds(time), ratio(None if sdpa is None or time is None else time / sdpa), memory(held)]
+            [name, seconds(time), ratio(None if sdpa is None or time is None else time / sdpa), size_text(held)]
             for name, (time, held) in ways.items()
         ]
 
@@ -259,10 +294,10 @@ class DecodePlan:
         if self.sketch_seconds is not None:
             paid = "" if self.steps_to_pay is None else f", which {count(self.steps_to_pay, 'step')} pay for"
             notes.append(f"the sketch takes {seconds(self.sketch_seconds)} once{paid}")
-        if self.sizes.device != "cpu":
+        if self.offloaded_seconds is not None:
             notes.append(
-                f"if keys and values were in host memory, {memory(self.offloaded_bytes)} would stay on the device "
-                "(the sketch and lengths of values); that is not built yet"
+                f"offloaded: {size_text(self.token_bytes)} in host memory, the memory named here on the device; every "
+                "row that is read crosses the bus"
             )
         notes.append("memory is that of the tokens; buffers without capacity= may have room for twice as many")
         if self.sdpa_seconds is None:
@@ -277,7 +312,7 @@ class DecodePlan:
             faster = f", {self.exact_seconds / self.seconds:.1f} times as fast as exact"
         if self.sdpa_seconds is not None:
             faster += f", {self.sdpa_seconds / self.seconds:.1f} times as fast as SDPA"
-        lines = [f"{self.chosen}: {seconds(self.seconds)} a step{faster}"]
+        lines = [f"{self.chosen}: {seconds(self.seconds)} a step{faster}", *self._fitting]
         if self.rates.sparse is None:
             return lines
         if self.pays_from is None:
@@ -288,6 +323,18 @@ class DecodePlan:
         if self.pays_below == 1:
             below = f", and at {self.sizes.keys:,} whatever share is read"
         return [*lines, f"sparse pays from {self.pays_from:,} tokens on if {self.kept:.1%} of them are read{below}"]
+
+    @property
+    def _fitting(self) -> list[str]:
+        """Whether all layers fit, and what a token takes."""
+        if self.fits is None or self.memory is None:
+            return []
+        away = self.fits == "offloaded" and self.offloaded_seconds is not None
+        taken = (self.offloaded_seconds or 0.0) if away else self.seconds
+        token = "" if self.fits == "no" else f", {seconds(self.layers * taken)} a token"
+        held = {"on the device": "fit on the device", "offloaded": "fit offloaded", "no": "do not fit, not offloaded"}
+        caches = f"{count(self.layers, 'layer')} of {size_text(self.token_bytes)} of keys and values"
+        return [f"{caches} in {size_text(self.memory)}: {held[self.fits]}{token}"]
 
     def __str__(self) -> str:
         rows = [["", "predicted", "of SDPA", "memory"], *self.table]
@@ -315,6 +362,8 @@ def plan_decode(
     device: str = "cpu",
     kept: float | None = None,
     window: int | None = None,
+    layers: int = 1,
+    memory: int | None = None,
     tell: Callable[[str], object] = _LOG.info,
     again: bool = False,
 ) -> DecodePlan:
@@ -339,6 +388,8 @@ def plan_decode(
             `avow.nn.share_of_heads` finds it. By default a tenth is assumed.
         window: how many tokens a query sees at most, as the cache has it: older ones are neither kept nor read. None:
             all.
+        layers: how many such layers there are.
+        memory: bytes of the device that their caches may take; None is what is free on a GPU.
         tell: called with a line that says that something is measured.
         again: whether to measure whatever is known already.
 
@@ -355,9 +406,11 @@ def plan_decode(
     """
     key_heads, value_dim = heads if key_heads is None else key_heads, dim if value_dim is None else value_dim
     counts = {"tokens": tokens, "heads": heads, "key_heads": key_heads, "dim": dim, "value_dim": value_dim}
-    for name, value in (counts | {"batch": batch, "queries": queries}).items():
+    for name, value in (counts | {"batch": batch, "queries": queries, "layers": layers}).items():
         check_count(name, value, 64)
     check_key_heads(heads, key_heads)
+    if memory is not None:
+        check_count("memory", memory, 2**34)
     if window is not None:
         check_count("window", window, 4096)
     if queries > tokens:
@@ -372,7 +425,10 @@ def plan_decode(
     seen = tokens if window is None else min(tokens, window)
     sizes = Sizes(batch, heads, key_heads, queries, seen, dim, value_dim, dtype, device)
     share, source = (USUAL_SHARE, "assumed") if kept is None else (float(kept), "given")
-    return DecodePlan(sizes, share, step_rates(sizes, tell, again), *_bytes(sizes), source, window)
+    if memory is None and device == "cuda":
+        memory, _ = torch.cuda.mem_get_info()
+    known = step_rates(sizes, tell, again)
+    return DecodePlan(sizes, share, known, *_bytes(sizes), source, window, layers, memory)
 
 
 def _bytes(z: Sizes) -> tuple[int, int, int]:

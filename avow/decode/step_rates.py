@@ -43,7 +43,7 @@ from avow.parameters import as_float
 
 _LOG = logging.getLogger(__name__)
 # Raise when the steps themselves or what is measured of them change: older files are then measured again.
-VERSION = 4
+VERSION = 5
 # Keys and values of the long cache, in bytes: even their sketch, a seventh, does not fit into a processor's caches. But
 # no more tokens than that: on a CPU sketching them takes long. And no more heads than so many, or than fit into so many
 # bytes. Keys and values of the middle one do fit.
@@ -53,6 +53,8 @@ _HEADS, _ROOM_OF_HEADS = 16, 2**28
 # Tokens of the short caches of exact and of sparse steps, and room for those that steps append. From 2,048 tokens on a
 # step looks at a sample of as many to choose what to read: that is the same at every length.
 _SHORT, _SHORT_SPARSE, _ROOM = 64, 4096, 1024
+# Bytes that are copied to a GPU to see how fast that is.
+_LINKED = 2**26
 # Seconds in all. A machine at rest needs two to five.
 _PATIENCE = 10.0
 # Seconds for each kind of step, and the fewest and the most steps.
@@ -102,6 +104,8 @@ class StepRates:
     """Why no step reads a part of the tokens."""
     source: str = ""
     """Where these come from."""
+    link: float | None = None
+    """Seconds of each token that is read in full from host memory, by all key heads; None without a GPU."""
 
     def sparse_seconds(self, tokens: float, kept: float) -> float | None:
         """Seconds of a step that reads this share of the tokens."""
@@ -110,7 +114,8 @@ class StepRates:
     def times(self, factor: float) -> StepRates:
         """The rates of so many times as many heads."""
         curves = {name: curve and curve.of_heads(factor) for name, curve in self.curves.items()}
-        per_token = {"read": factor * self.read, "sketch": factor * self.sketch}
+        link = None if self.link is None else factor * self.link
+        per_token = {"read": factor * self.read, "sketch": factor * self.sketch, "link": link}
         return dataclasses.replace(self, **cast("Any", curves | per_token))
 
     @property
@@ -183,7 +188,7 @@ def _parsed(plain: Any) -> StepRates | None:
     found = StepRates(**(plain | curves))
     given = [curve for curve in curves.values() if curve]
     ordered = all(len(set(x)) == len(y) >= 2 and list(x) == sorted(x) for x, y in given)
-    numbers = [time for curve in given for time in curve.times] + [found.read, found.sketch]
+    numbers = [time for curve in given for time in curve.times] + [found.read, found.sketch, found.link or 0.0]
     usual = curves["exact"] is not None and ordered and all(0 <= as_float(x) < 1e6 for x in numbers)
     explained = isinstance(found.unfit, str) and (found.sparse is None) == bool(found.unfit)
     return found if usual and explained and isinstance(found.source, str) else None
@@ -201,7 +206,8 @@ def typical(z: Sizes, source: str) -> StepRates:
     exact = Curve.line(overhead, read)
     if unfit := "" if on_gpu else not_installed():
         return StepRates(exact, None, 0.0, 0.0, None, unfit, source)
-    return StepRates(exact, look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source)
+    link = token / 25e9 if on_gpu else None
+    return StepRates(exact, look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source, link)
 
 
 class TooBusy(Exception):
@@ -284,7 +290,15 @@ def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, boo
     look = max(0.0, few.seconds - least.seconds - (few.read - least.read) * read) / (few.tokens - least.tokens)
     overhead = max(0.0, least.seconds - least.read * read - least.tokens * look)
     sketch = max(0.0, sketching - few.seconds) / tokens
-    return StepRates(exact, Curve.line(overhead, look), read, sketch, sdpa), timer.disturbed
+    link = token * _seconds_of_byte(timer) if z.device == "cuda" else None
+    return StepRates(exact, Curve.line(overhead, look), read, sketch, sdpa, link=link), timer.disturbed
+
+
+def _seconds_of_byte(timer: StepTimer) -> float:
+    """What a byte takes from host memory to a GPU."""
+    there = torch.empty(_LINKED, dtype=torch.uint8, pin_memory=True)
+    here = torch.empty_like(there, device=timer.device)
+    return timer.least(lambda: here.copy_(there, non_blocking=True)) / _LINKED
 
 
 def _curve(timer: StepTimer, caches: list[_Steps], call: Callable[[_Steps], object]) -> Curve:

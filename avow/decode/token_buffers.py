@@ -10,15 +10,12 @@ buffers; elsewhere each sequence becomes a cache of its own (`_sequences`).
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import math
-import mmap
 import operator
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -27,6 +24,7 @@ from torch.autograd import forward_ad
 
 from avow.core import check_dtype, check_numbers, check_tensor
 from avow.decode.cache_file import Saved
+from avow.decode.host_memory import ask_for_large_pages, refused, room
 from avow.decode.kernel_steps import Replayed, absent, fits
 from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError, ShapeError, value_text
 from avow.numerics.norms import check_range, lengths, row_norms, slack
@@ -35,6 +33,7 @@ from avow.parameters import check_count, declared
 
 if TYPE_CHECKING:
     from avow.kernels.append_tokens import TokenStore
+    from avow.kernels.hot_rows import HotRows
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = 1e30
@@ -47,7 +46,9 @@ _ACROSS = ("cpu",)
 # Devices on which tokens are sketched when they come; elsewhere, when the sketch is asked for. So many groups at once:
 # the arithmetic takes many times their memory.
 _EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
-_LARGE_PAGE = 2**21
+# What lies in host memory if a cache is offloaded; of that the device keeps this share unless told otherwise, which
+# with the sketch stays below a sixth of all in bfloat16.
+_TOKENS, HOT = ("keys", "values"), 1 / 100
 # The parts of a sketch that lie in buffers.
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
@@ -96,6 +97,8 @@ class TokenBuffers:
         bits: int | None = 4,
         window: int | None = None,
         capacity: int | None = None,
+        offload: bool = False,
+        hot: int | None = None,
     ) -> None:
         value_dim = dim if value_dim is None else value_dim
         for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
@@ -119,6 +122,11 @@ class TokenBuffers:
         """How many tokens there is room for; None: buffers grow when they are full."""
         self._unfit = absent(place) or fits(dim, value_dim, dtype, bits, window is not None and capacity is None)
         """Why kernels do not keep and read these tokens; empty if they do."""
+        self.offload, self.hot = offload, hot
+        """Whether keys and values are in host memory, and how many bytes of them the device keeps besides, at most."""
+        self._check_offload()
+        self._hot: HotRows | None = None
+        """The rows of keys and values that the device keeps."""
         self._store: TokenStore | None = None
         """The buffers as kernels know them, with how many tokens each head has."""
         self._append_one: dict[torch.dtype | None, Replayed | None] = {}
@@ -160,12 +168,33 @@ class TokenBuffers:
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         """The buffer of keys, and `tokens` of it, as they were last asked for."""
 
+    def _check_offload(self) -> None:
+        """Raise if keys and values cannot be in host memory as they should."""
+        if self.hot is not None:
+            if self.hot < 0:
+                raise ParameterError("hot", self.hot, "must be a whole number of bytes", "try hot=2**26")
+            if not self.offload:
+                rule = "is what a GPU keeps of keys and values that are in host memory, and these are not"
+                raise ParameterError("hot", self.hot, rule, "add offload=True, or leave hot out")
+        if not self.offload:
+            return
+        if why := refused(self.device):
+            raise ParameterError("offload", True, why, "leave offload out")
+        if self._unfit:
+            rule = f"needs kernels that read rows where they are: {self._unfit}"
+            raise ParameterError("offload", True, rule, "change that, or make the cache without offload")
+
     def __getstate__(self) -> dict[str, object]:
         """What copies and pickles hold: no views, which a pickle would store apart from what they are views of."""
-        return vars(self) | {"_seen": None, "_append_one": {}}
+        return vars(self) | {"_seen": None, "_append_one": {}, "_hot": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
+        if self.offload:
+            # Copies of keys and values were made on the device.
+            self._buffers = {
+                name: self._room(*x.shape[2:]).copy_(x) if name in _TOKENS else x for name, x in self._buffers.items()
+            }
         if self._store is not None:
             self._bind()
             self._longest = self._store.longest.view_as(self._longest)
@@ -259,7 +288,13 @@ class TokenBuffers:
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, the room for tokens to come included."""
-        return sum(x.nbytes for x in self._buffers.values()) + sum(one.nbytes for one in self._sequences)
+        held = (*self._buffers.values(), *(self._hot or ()))
+        return sum(x.nbytes for x in held) + sum(one.nbytes for one in self._sequences)
+
+    @property
+    def host_nbytes(self) -> int:
+        """The bytes of those that are in host memory; all others are on the device, with the rows that it keeps."""
+        return sum(self._buffers[name].nbytes for name in _TOKENS) if self.offload else 0
 
     @property
     def overhead(self) -> float:
@@ -344,7 +379,7 @@ class TokenBuffers:
         self._replayed = True
         if lengths is not None:
             self._uncounted, self._counts = True, [self._counted] * self.batch
-        append_tokens(k.detach(), v.detach(), list(self._store), lengths)
+        append_tokens(k.detach(), v.detach(), self._stored, lengths)
 
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, "b"]) -> None:
         """Keep the first tokens: `lengths` of every sequence, or of each its own number; with 0 it begins again.
@@ -488,7 +523,7 @@ class TokenBuffers:
         self._measure_written()
         sizes = self.key_heads, self.dim, self.value_dim
         one = type(self)(*sizes, dtype=self.dtype, device=self.device, bits=self.bits, window=self.window)
-        one._unfit, one._wide, one.capacity = self._unfit, self._wide, self.capacity
+        one._unfit, one._wide, one.capacity, one.offload = self._unfit, self._wide, self.capacity, self.offload
         one._base, one._counted, one._sketched = self._base, length, self._sketched
         for name in ("longest", "extremes", "metric", "size", "spread"):
             of_all = getattr(self, f"_{name}")
@@ -607,7 +642,7 @@ class TokenBuffers:
         from avow.kernels.operators import append_tokens as append
 
         assert self._store is not None
-        count, store = k.shape[2], self._store
+        count, store = k.shape[2], self._stored
         if direct or count > 1 or not k.is_cuda:
             # A head's first group says how large its keys are, where nothing else did: it goes ahead of the others.
             ahead = GROUP if self._metric is None and count > GROUP else count
@@ -634,16 +669,42 @@ class TokenBuffers:
 
         heads = self.batch * self.key_heads
         flat = {name: x.flatten(0, 1) for name, x in self._buffers.items()}
-        if self._store is None:
-            lengths = self._longest.flatten(), self._extremes.flatten(0, 1)
-            metric = torch.ones(heads, self.dim, device=self.device)
-            size = torch.zeros(heads, dtype=torch.float64, device=self.device)
-            counts = (torch.zeros(heads, dtype=torch.int32, device=self.device) for _ in range(2))
-            known = metric, size, *lengths, torch.zeros(heads, device=self.device), *counts
-        else:
-            known = self._store[len(PARTS) + 3 :]
         self._append_one = {}
-        self._store = TokenStore(*(flat[name] for name in ("keys", "values", "norms", *PARTS)), *known)
+        self._hot = self._hot_rows(flat["keys"], flat["values"])
+        owner = None if self._hot is None else self._hot.owner
+        lie: dict[str, Any] = {"k": flat["keys"], "v": flat["values"], "owner": owner}
+        lie |= {name: flat[name] for name in ("norms", *PARTS)}
+        if self._store is not None:
+            self._store = self._store._replace(**lie)
+            return
+        self._store = TokenStore(
+            **lie,
+            metric=torch.ones(heads, self.dim, device=self.device),
+            size=torch.zeros(heads, dtype=torch.float64, device=self.device),
+            longest=self._longest.flatten(),
+            extremes=self._extremes.flatten(0, 1),
+            most=torch.zeros(heads, device=self.device),
+            used=torch.zeros(heads, dtype=torch.int32, device=self.device),
+            flags=torch.zeros(heads, dtype=torch.int32, device=self.device),
+        )
+
+    def _hot_rows(self, k: Tensor, v: Tensor) -> HotRows | None:
+        """Places for rows on the device, all of them empty."""
+        if not self.offload or not k.shape[1]:
+            return None
+        from avow.kernels.choice import spans_of
+        from avow.kernels.hot_rows import HotRows, bytes_of_place
+
+        heads, each = len(k), bytes_of_place(self.dim, self.value_dim, k.element_size())
+        count = round(HOT * (k.nbytes + v.nbytes)) if self.hot is None else self.hot
+        places = min(count // (heads * each), k.shape[1])
+        return HotRows.blank(k, v, places, spans_of(heads, k.shape[1])[0]) if places else None
+
+    @property
+    def _stored(self) -> list[Tensor]:
+        """The tensors of the store."""
+        assert self._store is not None
+        return [x for x in self._store if x is not None]
 
     def _report_faults(self) -> None:
         """Raise if tokens that were appended have no bound; this waits for the device."""
@@ -700,6 +761,9 @@ class TokenBuffers:
         # Keys and values are moved in parts: there may be room for one copy alone.
         tensors = {name: x if name in ("keys", "values") else x.to(self.device) for name, x in saved.tensors.items()}
         position, base, self._wide = (saved.state[name] for name in ("position", "base", "wide"))
+        if self._wide and self.offload:
+            rule = "needs lengths of values from 2^-100 to 2^100, which these are not"
+            raise ParameterError("offload", True, rule, "scale the values, or load it without offload")
         if self._wide and not self._unfit:
             self._unfit, self._store = "lengths of values need float64", None
         self._metric, self._size = tensors.get("metric"), tensors.get("size")
@@ -828,20 +892,27 @@ class TokenBuffers:
         """Buffers for this many tokens; they are written into inside and outside of inference_mode."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
         wide = torch.float64 if self._wide else torch.float32
-        room = {
-            "keys": torch.empty(b, g, tokens, self.dim, dtype=self.dtype, device=self.device),
-            "values": torch.empty(b, g, tokens, self.value_dim, dtype=self.dtype, device=self.device),
+        held = {
+            "keys": self._room(tokens, self.dim),
+            "values": self._room(tokens, self.value_dim),
             "norms": torch.empty(b, g, tokens, dtype=wide, device=self.device),
         }
         if self.bits is not None:
             for name, (shape, dtype) in _sketch_shapes(self.dim, self.bits).items():
                 across = name == "codes" and self.device.type in _ACROSS
                 part = torch.empty(b, g, groups, *shape[:: -1 if across else 1], dtype=dtype, device=self.device)
-                room[name] = part.transpose(-1, -2) if across else part
+                held[name] = part.transpose(-1, -2) if across else part
         if self.device.type == "cpu":
-            for part in room.values():
-                _ask_for_large_pages(part)
-        return room
+            for part in held.values():
+                ask_for_large_pages(part)
+        return held
+
+    def _room(self, tokens: int, width: int) -> Tensor:
+        """Room for keys or values of all heads, in host memory if they are kept there."""
+        shape = self.batch, self.key_heads, tokens, width
+        if self.offload:
+            return room(shape, self.dtype, self.device)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _grown(self, base: int, after: int) -> tuple[dict[str, Tensor], int]:
         """Buffers with room up to the position `after`, and the position they start from: at most `base`.
@@ -942,17 +1013,6 @@ class TokenBuffers:
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _ask_for_large_pages(x: Tensor) -> None:
-    """Have Linux keep a tensor that was just made in pages of 2 MiB, where it leaves that to programs.
-
-    Reading all of a long cache takes a sixth less time then. Elsewhere, and if it is refused, nothing changes.
-    """
-    first, last = -(-x.data_ptr() // _LARGE_PAGE), (x.data_ptr() + x.nbytes) // _LARGE_PAGE
-    if sys.platform == "linux" and last > first:
-        span = ctypes.c_size_t((last - first) * _LARGE_PAGE)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first * _LARGE_PAGE), span, mmap.MADV_HUGEPAGE)
 
 
 @functools.cache

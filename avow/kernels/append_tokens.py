@@ -18,7 +18,7 @@ from torch import Tensor
 
 from avow.kernels.chunking import padded
 from avow.kernels.step_constants import StepShape
-from avow.kernels.tile_ops import chained, follow, row_contiguous, rows_at, view
+from avow.kernels.tile_ops import HeadView, at_head, chained, follow, row_contiguous, rows_at, view
 from avow.numerics.sketch import GROUP
 
 _GROUP = tl.constexpr(GROUP)
@@ -63,6 +63,8 @@ class TokenStore(NamedTuple):
     """At most the length of the longest value, and hardly less; nan once something went wrong."""
     used: Int32[Tensor, "bg"]
     flags: Int32[Tensor, "bg"]
+    owner: Int32[Tensor, "bg places"] | None = None
+    """Whose rows are among the hot ones (`hot_rows`), if any are kept: those of tokens that come are not."""
 
 
 class _Found(NamedTuple):
@@ -225,7 +227,7 @@ def _given(k, v, k_row, v_row, row, there, S: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "capacity"])
-def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.constexpr, EARLY: tl.constexpr):
+def _append(k, v, counts, store, found, owner, k_row, v_row, count, capacity, S: tl.constexpr, EARLY: tl.constexpr):
     """Writes, measures and sketches the tokens of some groups of a head."""
     follow(EARLY)
     head, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -253,6 +255,9 @@ def _append(k, v, counts, store, found, k_row, v_row, count, capacity, S: tl.con
         spot = head * capacity + place
         tl.store(store.k + spot[:, None] * S.D + channel[None, :], xs, mask=new[:, None] & (channel < S.D)[None, :])
         tl.store(store.v + spot[:, None] * S.E + column[None, :], zs, mask=new[:, None] & (column < S.E)[None, :])
+        if owner is not None:
+            # Other tokens may have had these numbers, and their rows be among the hot ones.
+            tl.store(at_head(owner, head) + place % owner.stride, tl.full((S.ROWS,), -1, tl.int32), mask=new)
         key_norms = tl.sqrt(_squares(xs)) * (1 + 2.0**-40)
         exact = tl.sqrt(_squares(zs)) * (1 + 2.0**-40)
         # Neither nan nor inf is below anything.
@@ -320,7 +325,8 @@ def append(
         longest, extremes = (store.longest.new_empty(one) for one in shapes)
         found = _Found(longest, extremes, store.flags.new_empty(shapes[0]))
     k, v = row_contiguous(k, v)
-    inputs = view(k), view(v), counts, store, found, k.stride(2), v.stride(2), count, capacity
+    owner = None if store.owner is None else HeadView(store.owner, store.owner.shape[1])
+    inputs = view(k), view(v), counts, store, found, owner, k.stride(2), v.stride(2), count, capacity
     _append[(b * g, programs)](*inputs, S=shape, num_warps=8, **chained(k.device))
     if found is not None:
         told, more = (counts, store, found, count, capacity, programs), triton.next_power_of_2(programs)

@@ -29,6 +29,7 @@ from avow.kernels.finalize import (
     merging_shape,
     without_tokens,
 )
+from avow.kernels.hot_rows import HotRows, Places, bring_in, place_of, sought
 from avow.kernels.pausing import Used, first_seen, read_in_order, settle, worthwhile
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import Terms
@@ -70,18 +71,24 @@ _LOWEST = tl.constexpr(-3.4e38)
 
 
 class _Inputs(NamedTuple):
-    """Queries, keys and values, what makes octaves of products, and the lengths of values if tokens were drawn."""
+    """Queries, keys and values, what makes octaves of products, and the lengths of values if tokens were drawn.
+
+    Where keys and values are in host memory, rows of them may be on the device, too.
+    """
 
     q: Tensor
     k: HeadView
     v: HeadView
     factor: float
     lengths: HeadView | None = None
+    hot: Places | None = None
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, scale: float, draws: Draws | None = None) -> _Inputs:
+    def of(
+        q: Tensor, k: Tensor, v: Tensor, scale: float, draws: Draws | None = None, hot: Places | None = None
+    ) -> _Inputs:
         lengths = None if draws is None else HeadView(draws.lengths, draws.lengths.stride(0))
-        return _Inputs(q, by_head(k, "k"), by_head(v, "v"), scale * math.log2(math.e), lengths)
+        return _Inputs(q, by_head(k, "k"), by_head(v, "v"), scale * math.log2(math.e), lengths, hot)
 
 
 @triton.jit
@@ -109,6 +116,7 @@ def attend(program, head, tiles, inputs, parts, used, S: tl.constexpr, chosen=No
     """
     LISTED: tl.constexpr = room is not None
     DRAWN: tl.constexpr = LISTED and chosen.draws is not None
+    HOT: tl.constexpr = LISTED and inputs.hot is not None
     # Weights of at most one are multiplied by this, so that their halves do not vanish in float16.
     LIFT: tl.constexpr = 2.0**14 if inputs.v.base.dtype.element_ty == tl.float16 else 1.0
     MASKED: tl.constexpr = used.queries is not None or used.window is not None
@@ -159,12 +167,17 @@ def attend(program, head, tiles, inputs, parts, used, S: tl.constexpr, chosen=No
         else:
             there = first + tile * _TILE + token < s
             place = tl.where(there, first + tile * _TILE + token, 0).to(tl.int64)
-        keys = tl.load(
-            rows + place[:, None] * S.D + channel[None, :], mask=there[:, None] & (channel < S.D)[None, :], other=0.0
-        )
-        carried = tl.load(
-            carriers + place[:, None] * S.E + column[None, :], mask=there[:, None] & (column < S.E)[None, :], other=0.0
-        )
+        if HOT:
+            spot, near = place_of(inputs.hot, head, place, there & (whole == 0))
+            keys_at = tl.where(near, inputs.hot.k + spot * S.D, rows + place * S.D)[:, None] + channel[None, :]
+            carried_at = tl.where(near, inputs.hot.v + spot * S.E, carriers + place * S.E)[:, None] + column[None, :]
+        else:
+            keys_at = rows + place[:, None] * S.D + channel[None, :]
+            carried_at = carriers + place[:, None] * S.E + column[None, :]
+        keys = tl.load(keys_at, mask=there[:, None] & (channel < S.D)[None, :], other=0.0)
+        carried = tl.load(carried_at, mask=there[:, None] & (column < S.E)[None, :], other=0.0)
+        if HOT:
+            bring_in(inputs.hot, spot, place, there & (near == 0) & (whole == 0), keys, carried, S)
         counted = tl.where(there, 0.0, float("-inf"))
         if DRAWN:
             # The odds of `sampling`, as the bits of a float32.
@@ -289,11 +302,14 @@ def _merged_again(parts, given, found, unread, terms, heads, S: tl.constexpr, EA
         without_tokens(row, rows, given, found, S)
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used) -> Parts:
-    """Attention over the listed tokens, in parts."""
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, used: Used, hot: HotRows | None = None
+) -> Parts:
+    """Attention over the listed tokens, in parts; rows that are among the hot ones are read there."""
     heads, spans = chosen.found.shape
     shape, parts = list_shape(q, v, spans), blank_parts(q, v, chosen.draws is not None)
-    inputs, room = _Inputs.of(q, k, v, scale, chosen.draws), chosen.listed.shape[1] // spans
+    near = None if hot is None else sought(hot, chosen, used)
+    inputs, room = _Inputs.of(q, k, v, scale, chosen.draws, near), chosen.listed.shape[1] // spans
     # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
     stages = 5 if q.element_size() * (shape.D + shape.E) <= 512 else 3
     _attended[(shape.PROGRAMS,)](

@@ -15,6 +15,7 @@ from torch import Tensor
 from avow.kernels.append_tokens import TokenStore, append
 from avow.kernels.finalize import Sinks
 from avow.kernels.gather_attention import read_whole
+from avow.kernels.hot_rows import HotRows
 from avow.kernels.pausing import Used
 from avow.kernels.sparse_decode import Lengths, decode
 from avow.numerics.sketch import Sketch
@@ -52,10 +53,11 @@ def _(q: Tensor, store: Sequence[Tensor], *rest: object, **named: object) -> Ten
     return q.new_empty(*q.shape[:3], store[1].shape[-1])
 
 
-@torch.library.custom_op("avow::decode_step", mutates_args=("state", "report", "counts", "seed"))
+@torch.library.custom_op("avow::decode_step", mutates_args=("state", "report", "counts", "seed", "hot"))
 def decode_step(
     q: Tensor,
     store: Sequence[Tensor],
+    hot: Sequence[Tensor],
     state: Tensor,
     report: Tensor,
     counts: Tensor,
@@ -67,7 +69,10 @@ def decode_step(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """The answers (b, h, n, e) to the last n queries, q (b, h, n, d), of which `report` (5, b, h·n) then tells."""
+    """The answers (b, h, n, e) to the last n queries, q (b, h, n, d), of which `report` (5, b, h·n) then tells.
+
+    `hot` are the tensors of `HotRows`, or none.
+    """
     known, (b, h, n, d) = TokenStore(*store), q.shape
     k, v, norms, codes, scales, zero, radius, reach, metric, size = (x.unflatten(0, (b, -1)) for x in known[:10])
     found = decode(
@@ -86,6 +91,7 @@ def decode_step(
         report=report,
         sinks=None if sinks is None else sinks.resolve_neg().float().contiguous(),
         counts=counts,
+        hot=HotRows(*hot) if hot else None,
     )
     return found.out.view(b, h, n, -1)
 

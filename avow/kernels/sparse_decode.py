@@ -22,6 +22,7 @@ from avow.kernels import planning
 from avow.kernels.choice import PLACES, Chosen, marked
 from avow.kernels.finalize import Decoded, Sinks, merged
 from avow.kernels.gather_attention import attended, read_again
+from avow.kernels.hot_rows import HotRows
 from avow.kernels.pausing import Used, blank_state
 from avow.kernels.planning import blank_counts
 from avow.kernels.sample_bounds import Logs
@@ -74,6 +75,7 @@ def decode(
     report: Float32[Tensor, "5 b h"] | None = None,
     sinks: Float32[Tensor, "heads"] | None = None,
     counts: Int32[Tensor, "bh circle"] | None = None,
+    hot: HotRows | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
@@ -92,6 +94,8 @@ def decode(
     With a `confidence` below 1, bounds hold for each row with that probability over the draws, which `seed`, a number
     on the device, decides; it is another one after the step. Then `drop` and the rounding of the answer together are
     aimed at a little less than the `limit`.
+
+    k and v may be in host memory that the device reads by its address; `hot` are then rows of them that it keeps.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, v, sketch, lengths, drop, scale)
@@ -113,7 +117,7 @@ def decode(
         chosen = stages.marked(terms, most, drop, s)
     else:
         chosen = stages.drawn(terms, most, planning.goal(drop, limit, q.dtype), Logs.of(confidence), seed, s)
-    parts = stages.attended(q, k, v, chosen, scale, used)
+    parts = stages.attended(q, k, v, chosen, scale, used, *(() if hot is None else (hot,)))
     if limit is None:
         return stages.merged(q, v, parts, terms, chosen, most, drop, scale, sinks=own)
     found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit, report, own)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
+
+if TYPE_CHECKING:
+    from avow.kernels.hot_rows import HotRows
 
 _TARGET = GPUTarget("cuda", 90, 32)
 # What a processor of it can share among the threads of a program.
@@ -38,7 +41,9 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
     print(self.__name__)
 
 
-def decode(confidence: float = 1.0, queries: int | None = None, window: int | None = None) -> None:
+def decode(
+    confidence: float = 1.0, queries: int | None = None, window: int | None = None, hot: HotRows | None = None
+) -> None:
     """One certified step, its last resort included; several queries have sinks, too."""
     from avow.kernels.pausing import Used, blank_state
     from avow.kernels.sparse_decode import decode
@@ -52,7 +57,20 @@ def decode(confidence: float = 1.0, queries: int | None = None, window: int | No
     used, sinks = Used(tokens, blank_state(tokens.device), queries, window), torch.zeros(8) if queries else None
     lengths = value_lengths(v)
     known = sketched(k), lengths._replace(each=lengths.each.float())
-    decode(q, k, v, *known, 1e-2, limit=1e-2, confidence=confidence, seed=seed, used=used, sinks=sinks)
+    decode(q, k, v, *known, 1e-2, limit=1e-2, confidence=confidence, seed=seed, used=used, sinks=sinks, hot=hot)
+
+
+def offloaded() -> None:
+    """Steps with rows on the device, and tokens that come in the place of others."""
+    from avow.kernels.append_tokens import append
+    from avow.kernels.hot_rows import HotRows
+    from tests.helpers.stores import blank, drawn
+
+    hot = HotRows.blank(*torch.zeros(2, 2, 200, 128).bfloat16(), places=50, spans=1)
+    for confidence in (1.0, 0.999):
+        decode(confidence, hot=hot)
+    for many in (1, 200):
+        append(blank(d=128, e=128)._replace(owner=hot.owner), *drawn(many, d=128, e=128))
 
 
 def whole() -> None:
@@ -118,6 +136,7 @@ FAMILIES: dict[str, Callable[[], object]] = {
     "decode": decode,
     "draws": lambda: decode(0.999),
     "lengths": lengths,
+    "offload": offloaded,
     "queries": lambda: [decode(sure, *seen) for seen in ((3, None), (16, 100), (None, 100)) for sure in (1.0, 0.999)],
     "scans": scans,
     "tokens": tokens,

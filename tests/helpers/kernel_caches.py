@@ -14,6 +14,8 @@ from tests.helpers import caches
 def answer_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have caches on a CPU be answered by kernels, however short they are."""
     monkeypatch.setattr(token_buffers, "absent", lambda device: "")
+    # Memory of the CPU stands for the GPU's as for the host's.
+    monkeypatch.setattr(token_buffers, "refused", lambda device: "")
     monkeypatch.setattr(kernel_steps, "SHORTEST", 1)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
     monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))

@@ -50,6 +50,9 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     Args:
         config: the model's.
         bits: bits of a number of the sketch, 1 to 8; None keeps no sketch, and every answer is exact.
+        offloading: whether keys and values of layers without a window are in host memory, where a GPU reads the rows
+            that it needs; the sketch is on the GPU.
+        hot: how many bytes of them the GPU may keep besides in each layer; None is a hundredth.
         capacity: room for this many tokens from the start, and for twice as many whenever it is full; None: buffers
             grow as tokens come. While tokens do not move, calls on a GPU can be captured in CUDA graphs (`steps`).
             Layers with a sliding window have none.
@@ -74,13 +77,25 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     """The state of `graphs.StepGraphs`, once a model on a GPU read on from these tokens."""
 
     @declared()
-    def __init__(self, config: PreTrainedConfig, bits: int | None = 4, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        bits: int | None = 4,
+        offloading: bool = False,
+        hot: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
         if capacity is not None:
             check_count("capacity", capacity, 4096)
+        # Layers move nothing to and fro, as those would that transformers offloads.
         super().__init__(config=config.get_text_config(decoder=True))
+        if hot is not None and not offloading:
+            rule = "is what a GPU keeps of keys and values that are in host memory, and these are not"
+            raise ParameterError("hot", hot, rule, "add offloading=True, or leave hot out")
         for i, layer in enumerate(self.layers):
             if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-                self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None), capacity)
+                window = getattr(layer, "sliding_window", None)
+                self.layers[i] = CertifiedLayer(bits, window, offloading and window is None, hot, capacity)
 
     @property
     def verification(self) -> Any:
@@ -104,9 +119,17 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     is_croppable = True
 
-    def __init__(self, bits: int | None = 4, window: int | None = None, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        bits: int | None = 4,
+        window: int | None = None,
+        offloaded: bool = False,
+        hot: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
         self.is_initialized = False
-        self.bits, self.window, self.capacity = bits, window, capacity if window is None else None
+        self.bits, self.window, self.offloaded, self.hot = bits, window, offloaded, hot
+        self.capacity = capacity if window is None else None
         self.is_sliding = window is not None
         self.length = 0
         """How many tokens there were in all. Without a window the cache may hold more: the next take their place."""
@@ -157,6 +180,9 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         self.length += key_states.shape[-2]
         self.seen = before + key_states.shape[-2]
         keys, values = self._seen(self.cache)
+        if self.offloaded and not before:
+            # A whole text attends to itself: it need not cross the bus to come back.
+            keys, values = key_states.view_as(key_states), value_states
         setattr(keys, _ORIGIN, _Origin(self.cache, values))
         return keys, values
 
@@ -174,9 +200,22 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         return -1 if self.window is None else self.window
 
     def offload(self) -> None:
-        """Not supported: a sketch saves reading keys and values, not moving them."""
-        rule = "is not supported by a CertifiedCache"
-        raise ParameterError("offloading", True, rule, "use transformers' DynamicCache")
+        """Keep keys and values in host memory from now on; those that are there stay where they are."""
+        if self.offloaded:
+            return
+        if self.window is not None:
+            rule = "forgets tokens, and what it keeps is small"
+            raise ParameterError("window", self.window, rule, "leave layers with a window on the device")
+        self.offloaded = True
+        if self.cache is not None:
+            try:
+                self._rebuild(*self._seen(self._settled(self.cache)))
+            except BaseException:
+                self.offloaded = False
+                raise
+
+    def prefetch(self) -> None:
+        """Nothing: rows are read where they are."""
 
     def reset(self) -> None:
         """Forget everything."""
@@ -238,8 +277,19 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     def _empty(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         batch, heads, _, dim = keys.shape
-        sizes = heads, dim, values.shape[-1], batch, keys.dtype, keys.device
-        return KeyValueCache(*sizes, bits=self.bits, window=self.window, capacity=self.capacity)
+        return KeyValueCache(
+            heads,
+            dim,
+            values.shape[-1],
+            batch,
+            keys.dtype,
+            keys.device,
+            bits=self.bits,
+            window=self.window,
+            capacity=self.capacity,
+            offload=self.offloaded,
+            hot=self.hot if self.offloaded else None,
+        )
 
 
 class _Origin:

@@ -346,13 +346,13 @@ def without(model: PreTrainedModel) -> Iterator[None]:
         _restore(now)
 
 
-def own_cache(model: PreTrainedModel, capacity: int | None = None) -> CertifiedCache:
+def own_cache(model: PreTrainedModel, capacity: int | None = None, offloading: bool = False) -> CertifiedCache:
     """The cache that `generate()` gets: with a sketch if a layer may answer with an error, and room for so many tokens.
 
     On a GPU a sketch is kept anyway: kernels read no cache without one.
     """
     sketched = captures(model.device) or any(layer.tolerant for layer in layers(model))
-    return CertifiedCache(model.config, bits=4 if sketched else None, capacity=capacity)
+    return CertifiedCache(model.config, bits=4 if sketched else None, capacity=capacity, offloading=offloading)
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
@@ -360,11 +360,17 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     given = model_kwargs.get("past_key_values")
     prepared = getattr(type(model), _PREPARES)(model, generation_config, model_kwargs, *more, **named)
     cache: Any = model_kwargs.get("past_key_values")
-    if cache is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
+    offloading = generation_config.cache_implementation == "offloaded"
+    if cache is given or generation_config.is_assistant:
         return prepared
-    # Tokens that do not move are read by CUDA graphs; those of beams move whenever beams are chosen.
+    # Tokens that do not move are read by CUDA graphs; those of beams move whenever beams are chosen. Host memory is
+    # locked, which takes a while: for all tokens to come at once, drafts among them.
     stays = captures(model.device) and generation_config.num_beams == 1
-    own = own_cache(model, generation_config.max_length if stays else None)
+    room = generation_config.max_length if stays else None
+    own = own_cache(model, generation_config.max_length + MOST if offloading else room, offloading)
+    if offloading and own.layers and own.layers[0].bits is None:
+        # Rows are read where they are by kernels, which need a sketch; without a tolerance there is none.
+        return prepared
     if type(cache) is DynamicCache:
         model_kwargs["past_key_values"] = own
     elif type(cache) is EncoderDecoderCache and type(cache.self_attention_cache) is DynamicCache:

@@ -131,9 +131,13 @@ def _answered(setting: Setting, query: Tensor, view: CallView, cache: KeyValueCa
             return Attended(out, with_reason(certificate, f"{setting.method} {error.rule}"))
     if view.sinks is not None:
         return _beside_sinks(setting, query, view)
-    own = cache_of(view.key, view.value) if setting.kind is not None and setting.kind.is_exact else None
+    exact, own = setting.kind is not None and setting.kind.is_exact, cache_of(view.key, view.value)
     if own is not None and view.mask is not None and not view.causal and not query.requires_grad:
-        return own.attend_masked(query, view.mask, tol, rtol, view.scale)
+        if exact:
+            return own.attend_masked(query, view.mask, tol, rtol, view.scale)
+        if own.offload:
+            out, certificate = own.attend_masked(query, view.mask, tol, rtol, view.scale)
+            return Attended(out, with_reason(certificate, "keys and values are in host memory"))
     limits: dict[str, Any] = {"tol": tol, "rtol": rtol, "confidence": confidence}
     method = {"method": setting.method, **setting.parameters}
     return attend(query, view.key, view.value, **limits, **method, **view.options(query))

@@ -30,6 +30,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from avow.core import Certificate
 from avow.core.quantities import count
+from avow.decode.kernel_steps import ROWS
 from avow.decode.step_rates import share_read
 from avow.integrations.transformers.cache import CertifiedCache, CertifiedLayer
 from avow.integrations.transformers.graphs import Run, StepGraphs, captures, passes, why_called
@@ -385,9 +386,17 @@ class DecodingForward:
         if drafts.wait:
             drafts.wait -= 1
             return "most of the last drafts were wrong", 0
-        most = self.most or 0
+        most = self._most(step.cache)
         left = most if drafts.choice is None else drafts.choice.left - 1
         return "the last tokens", max(0, min(drafts.many, most, left))
+
+    def _most(self, cache: CertifiedCache) -> int:
+        """How many drafts one pass verifies at most: if tokens are in host memory, as many as one reading serves."""
+        first, most = cache.layers[0], self.most or 0
+        if not first.offloaded:
+            return most
+        heads = self.model.config.get_text_config(decoder=True).num_attention_heads
+        return max(1, min(most, ROWS // (heads // first.cache.key_heads) - 1))
 
     def _round(self, drafts: Drafts, step: _Step, many: int, graphs: StepGraphs | None) -> _Ahead:
         """Draft so many tokens, and read them by exact attention."""

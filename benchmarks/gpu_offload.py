@@ -237,7 +237,7 @@ def _models(sizes: Sizes, loads: Any, text: str) -> Result:
                 cache.update(case.k, case.v, i)  # noqa: B023
             return generate._Loop(twin, cache, case)  # noqa: B023
 
-        own = partial(CertifiedCache, offloading=True)
+        own = partial(CertifiedCache, offloading=True, capacity=n + _ROOM)
         ways = {
             "certified": partial(loop, own, method="sparse"),
             f"verified ({_DRAFTS})": partial(loop, own, method="sparse", verify=_DRAFTS),

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from avow.decode import key_value_cache, token_buffers
+from avow.decode import host_memory, key_value_cache, token_buffers
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -338,12 +338,12 @@ def test_large_pages_are_asked_for_inside_of_large_buffers_alone(monkeypatch: py
     monkeypatch.setattr(sys, "platform", "linux")
     large, small = torch.empty(2**20 + 1), torch.empty(2**18)
     for x in (large, small):
-        token_buffers._ask_for_large_pages(x)
+        host_memory.ask_for_large_pages(x)
     ((address, length, advice),) = asked
     assert address % 2**21 == length % 2**21 == 0 < length and advice == mmap.MADV_HUGEPAGE
     assert large.data_ptr() <= address and address + length <= large.data_ptr() + large.nbytes
     monkeypatch.setattr(sys, "platform", "darwin")
-    token_buffers._ask_for_large_pages(large)
+    host_memory.ask_for_large_pages(large)
     assert len(asked) == 1
 
 

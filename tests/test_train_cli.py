@@ -421,11 +421,18 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert not Path("other").exists()
 
 
-def other_corpus(documents: str, questions: str) -> None:
+def other_corpus(documents: str, questions: str, dev: str = "") -> None:
     Path("other").mkdir()
     Path("other/wiki.txt").write_text(documents)
     Path("other/train.tsv").write_text(questions)
-    Path("other/dev.tsv").write_text(questions)
+    if dev:
+        Path("other/dev.tsv").write_text(dev)
+
+
+def test_training_questions_that_are_all_asked_again_are_none() -> None:
+    other_corpus("One.\n", "a\tb\n", dev="a\tb\n")
+    words = refused("finetune", "tuned", "--from", "base", "--data", "other", *TUNING)
+    assert "needs questions, and dev.tsv asks all 1 of train.tsv too; keep questions apart for evaluation" in words
 
 
 @pytest.mark.parametrize(
@@ -451,6 +458,7 @@ def test_a_bad_line_is_named_with_its_file(documents: str, questions: str, words
     assert words in refused("finetune", "tuned", "--from", "base", "--data", "other", *TUNING)
     assert not Path("tuned").exists()
     if "wiki.txt" not in words:
+        Path("other/dev.tsv").write_text(questions)
         line = refused("evaluate", "base", "--questions", "other/dev.tsv")
         expected = words.replace("train.tsv", "dev.tsv").removesuffix("use a larger block or drop the line")
         assert expected in line

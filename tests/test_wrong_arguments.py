@@ -57,7 +57,7 @@ RECORDS = {
     *("Shard", "Equivariance", "GradientHorizon", "Cache"),
     *("Answer", "Bin", "Corpus", "Document", "Outcome", "Progress", "Question", "Reading", "TextLoss", "TokenDocument"),
     *("ByteTokenizer", "FileTokenizer", "IdTokenizer", "Tokenizer", "Trained"),
-    *("DecodePlan", "ModelPlan", "Profile", "Speed", "Statement", "Verdict"),
+    *("DecodePlan", "ModelPlan", "Profile", "Speed", "Statement", "Steps", "Verdict"),
 }
 
 
@@ -95,7 +95,8 @@ def _attention() -> dict[str, Call]:
         "plan_decode": Call(
             avow.plan_decode,
             {"tokens": 64, "heads": 2, "key_heads": 2, "dim": 4, "value_dim": 4, "dtype": torch.float32, "batch": 1}
-            | {"queries": 1, "device": "cpu", "kept": 0.1, "window": 64, "tell": str, "again": False},
+            | {"queries": 1, "device": "cpu", "kept": 0.1, "window": 64, "tell": str, "again": False}
+            | {"layers": 2, "memory": 10**9},
         ),
         "auditing": Call(avow.auditing, {"model": None, "rate": 0.1, "tol": 0.1, "confidence": 0.9, "seed": 0}),
         "AttentionAudit": Call(avow.AttentionAudit, {"rate": 0.1, "tol": 0.1, "confidence": 0.9, "seed": 0}),
@@ -182,7 +183,7 @@ def _modules() -> dict[str, Call]:
         "share_of_heads": Call(
             m.share_of_heads, {**dict.fromkeys("qkv", torch.randn(1, 2, 5, 4)), "tol": 0.1, "scale": 1}
         ),
-        "KeyValueCache": Call(m.KeyValueCache, {"key_heads": 2, "dim": 4, **cache}),
+        "KeyValueCache": Call(m.KeyValueCache, {"key_heads": 2, "dim": 4, "offload": False, "hot": None, **cache}),
         "Learned": Call(m.Learned, {"block": 8, "width": 4}),
         "Sinusoidal": Call(m.Sinusoidal, {"block": 8, "width": 4, "amplitude": 1.0}),
         "Rotary": Call(m.Rotary, {"dim": 4, "block": 8}),
@@ -238,13 +239,14 @@ def _training(folder: Path) -> dict[str, Call]:
         "LanguageExamples": read,
         "QuestionExamples": {"questions": corpus.train, "tokenizer": tokenizer, "block": 64, "loss": "answer"},
         "Spans": {"shortest": 4, "longest": 0.5, "masked": 0.25},
-        "Recipe": {"language": 1, "spans": 1, "cloze": 1, "questions": 1, "after_name": 0.7, "window": 24, "bare": 0.3},
+        "Recipe": {"language": 1, "spans": 1, "cloze": 1, "questions": 1, "after_name": 0.7, "window": 24, "bare": 0.3}
+        | {"facts": 1, "reverse": 1, "phrasings": 4, "full_name": True, "permuted": True},
         "Mixture": {"parts": [spans], "weights": [1]},
         "Batches": {"examples": spans, "size": 4, "seed": 0, "block": 64, **steps},
         "always": {"answer": "x", "questions": few, "confidence": 1.0},
         "majority": {"train_questions": corpus.train, "dev_questions": few},
         "answers": {**known, "questions": few, "longest": 2},
-        "evaluate": {**known, "questions": few},
+        "evaluate": {**known, "questions": few, "documents": corpus.documents},
         "sample": {**known, "text": "Where", "length": 2, "temperature": 1.0, "generator": None, "masks": True},
         "text_loss": {**known, "examples": spans, "size": 4},
         "load_model": {"path": folder / "run"},
@@ -281,7 +283,10 @@ def _hugging(folder: Path) -> dict[str, Call]:
         "disable": Call(h.disable, {"model": ARCHITECTURES[0].build()}),
         "Setting": Call(h.Setting, {"tol": 0.1, "rtol": None, "method": "auto", "confidence": None, "parameters": {}}),
         "Verification": Call(h.Verification, vars(h.Verification())),
-        "CertifiedCache": Call(h.CertifiedCache, {"config": model.config, "bits": 4}),
+        "CertifiedCache": Call(
+            h.CertifiedCache,
+            {"config": model.config, "bits": 4, "offloading": False, "hot": None, "capacity": 64},
+        ),
         "profile": Call(
             h.profile, {"model": model, "ids": ids, "tol": 0.1, "budget": 0.5, "name": "small", "tell": print}
         ),

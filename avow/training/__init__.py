@@ -5,6 +5,8 @@ What is read:
     sources         documents of text files, token ids, tables and datasets
     tokenizer       a text as numbers: by characters, bytes, or a file of the library tokenizers
     examples        the examples of a task: language, spans, questions, or a mixture; some of them held out
+    facts           statements of what training questions ask for, found in all texts
+    names           who a text is about, and by which words
     batches         steps by number, cut by length, made ahead for a GPU
 A run:
     config          everything that decides it

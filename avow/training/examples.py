@@ -550,7 +550,11 @@ def examples_of(
     if not corpus.documents and kinds != ("questions",):
         raise InputError("task", task, "needs documents, and the data holds none", "give texts, or a wiki.txt")
     if not corpus.train and "questions" in kinds:
-        raise InputError("task", task, "needs questions, and the data holds none", "give a folder with a train.tsv")
+        rule, remedy = "needs questions, and the data holds none", "give a folder with a train.tsv"
+        if corpus.asked:
+            rule = f"needs questions, and dev.tsv asks all {corpus.asked:,} of train.tsv too"
+            remedy = "keep questions apart for evaluation"
+        raise InputError("task", task, rule, remedy)
     builders: dict[str, Callable[[], Part]] = {
         "language": lambda: LanguageExamples(corpus.documents, tokenizer, block),
         "spans": lambda: SpanExamples(corpus.documents, tokenizer, block, seed, spans),

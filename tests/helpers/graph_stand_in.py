@@ -59,9 +59,8 @@ class StandIn:
     def _tensors(self) -> Iterator[Tensor]:
         for _, cache in self._held():
             assert cache._store is not None
-            yield from cache._store
             written = itertools.chain.from_iterable(cache._steps._reports.values())
-            yield from (*cache._steps._states.values(), *(x for x in written if x is not None))
+            yield from (x for x in (*cache._store, *cache._steps._states.values(), *written) if x is not None)
 
     def _counts(self) -> list[Any]:
         return [(layer.length, layer.seen, *(getattr(x, name) for name in _COUNTS)) for layer, x in self._held()]

@@ -363,29 +363,34 @@ def test_the_filter_of_refuted_lists_them_at_once_and_by_keyboard(visit: Opener)
     first.page.focus("#filters input[name=topic]:checked")
     first.page.keyboard.press("ArrowRight")
     first.page.wait_for_url("**topic=softmax*")
-    assert first.page.locator("#ledger li:visible code").all_inner_texts() == ["finite-mask"]
+    softmax = [id for id in seen if catalogue()[id].topic == "softmax"]
+    assert first.page.locator("#ledger li:visible code").all_inner_texts() == softmax and softmax[2] == "finite-mask"
     first.page.focus("#ledger li:visible a")
-    first.page.keyboard.press("ArrowDown")
+    for _ in range(2):
+        first.page.keyboard.press("ArrowDown")
     first.page.keyboard.press("Enter")
     assert first.judged("refuted").startswith("Refuted again just now, in ")
     assert first.inputs == {"verdict": "refuted", "topic": "softmax", "claim": "finite-mask"}
     assert first.page.inner_text("#title") == catalogue()["finite-mask"].plain
     second = visit(first.page.url.rpartition("/")[2])
     second.judged("refuted")
-    assert second.page.inner_text("#name") == "finite-mask" and second.page.locator("#ledger li:visible").count() == 1
+    assert second.page.inner_text("#name") == "finite-mask"
+    assert second.page.locator("#ledger li:visible").count() == len(softmax)
     first.page.go_back()
     first.judged("corrected")
 
 
 @pytest.mark.browser
 def test_the_record_is_there_before_the_proof_and_links_lead_to_scenes_and_claims(visit: Opener) -> None:
-    found = visit("claims?claim=copy-gap")
+    found = visit("claims?claim=copy-separated")
     found.page.wait_for_selector("#recorded.proved")
     assert found.judged("proved").endswith(", as recorded.")
+    found.page.click("#judged footer a[href='?claim=copy-gap']")
+    found.page.wait_for_selector("#ledger a[href$=copy-gap][aria-current]")
     found.page.wait_for_selector("#seen .figure svg .line", state="attached")
-    found.page.click("#judged footer a[href='?claim=softmax-categorical']")
-    found.page.wait_for_selector("#ledger a[href$=softmax-categorical][aria-current]")
     found.page.go_back()
+    found.page.wait_for_function("() => document.getElementById('name').textContent === 'copy-separated'")
+    found.page.go_forward()
     found.page.wait_for_function("() => document.getElementById('name').textContent === 'copy-gap'")
     found.page.click("#scene")
     found.page.wait_for_url("**/explorer")
@@ -429,7 +434,7 @@ NEARER = """() => {
 
 @pytest.mark.browser
 def test_a_search_shows_the_nearest_miss_improving_and_can_be_stopped(visit: Opener) -> None:
-    found = visit("claims?claim=softmax-perturbation&cases=100000&hunt=true")
+    found = visit("claims?claim=ratio-error&cases=100000&hunt=true")
     found.page.wait_for_function(NEARER)
     found.page.focus("#stop")
     found.page.keyboard.press("Enter")
@@ -481,6 +486,8 @@ def test_the_quiz_is_answered_by_keyboard_keeps_its_score_and_has_an_address(vis
     )
     wrong = next(i for i, word in enumerate(("proved", "refuted", "corrected")) if word != catalogue()[second].expected)
     found.page.keyboard.press("Tab")
+    if not found.page.evaluate("!!document.activeElement.closest('#guesses')"):
+        found.page.keyboard.press("Tab")  # a formula that is too wide can be scrolled
     for _ in range(wrong):
         found.page.keyboard.press("Tab")
     found.page.keyboard.press("Space")

@@ -357,8 +357,7 @@ def _shown(error: float) -> float:
 
 
 _SUMMARY = (
-    "Random features and low rank summarise the keys, sparse skips some. Drag the mark until one fails: its "
-    "certificate said so first."
+    "Some methods summarise the words, some skip a part of them. Where one fails, its certificate says so first."
 )
 _PRESETS: Presets = {
     "Norms grow": {},

@@ -38,6 +38,7 @@ new ResizeObserver(() => requestAnimationFrame(place)).observe(figure);
 if ("static" in document.body.dataset) {
   knob.removeAttribute("tabindex");
   knob.setAttribute("aria-disabled", "true");
+  axis.style.pointerEvents = "none";
 }
 const titles = {norm: "Queries and keys stretched", rank: "Rank", drop: "Tolerance"};
 

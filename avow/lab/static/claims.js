@@ -152,6 +152,8 @@ function open(claim) {
     at("name").textContent = claim.id;
     at("title").textContent = claim.plain;
     at("stated").innerHTML = claim.html;
+    // What is too wide is scrolled by keyboard, too.
+    for (const one of at("stated").querySelectorAll(".formula")) if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;
     at("recorded").className = `badge ${claim.recorded}`;
     at("recorded").textContent = claim.recorded;
     at("meaning").textContent = claim.meaning;

@@ -43,7 +43,7 @@ export function question(known) {
 }
 
 // Sentences without a formula are asked first, with all three answers among them; the page opens with the first.
-const EASY = ["softmax-categorical", "finite-mask", "features-variance", "heads-identical", "permutation"];
+const EASY = ["copy-possible", "softmax-categorical", "heads-identical", "features-variance", "permutation"];
 /** A fixed order: the easy ones, then the others with topics and verdicts mixed. */
 const mixed = ids => [...ids].sort((a, b) => place(a) - place(b));
 const place = id => EASY.includes(id) ? EASY.indexOf(id) - EASY.length

@@ -221,8 +221,9 @@ function fact(t) {
 function drawFact() {
   const mark = (look, words) => element("span", {}, element("i", {className: look}), ` ${words}`), all = lit() === null;
   at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [
-    mark("lamp", all ? "read by more heads" : "more weight"),
-    mark("gone", all ? "needed by no head" : "proved not needed by this head"),
+    mark("lamp", all ? "read by many heads" : "much weight"),
+    mark("few", all ? "by few" : "little"),
+    mark("gone", all ? "struck out: needed by no head" : "proved not needed by this head"),
     crossing ? "click a word: what comes without it?" : reading.live ? "click any word: what comes after it?"
       : mark("asks", "click it: what comes after it?")]);
 }

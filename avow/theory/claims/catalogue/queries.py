@@ -398,7 +398,7 @@ def _hull(hull: Hull) -> Statement:
     "copy-possible",
     expected="corrected",
     formal=_any_copied,
-    plain="Any value can be copied: some query, long enough, puts at least {enough} of the weight on its key.",
+    plain="Any value can be copied: some query, long enough, puts as much of the weight on its key as is asked for.",
     amendment=_hull,
     amended_plain="Some query puts at least {enough} of the weight on a key exactly when the key is no convex"
     " combination of the others: when it is outside their hull. Inside, its weight never exceeds {half}.",

@@ -356,9 +356,7 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-_SUMMARY = (
-    "Some methods summarise the words, some skip a part of them. Where one fails, its certificate says so first."
-)
+_SUMMARY = "Some methods summarise the words, some skip a part of them. Where one fails, its certificate says so first."
 _PRESETS: Presets = {
     "Norms grow": {},
     "A real head, features": {"kind": "induction"},

@@ -456,15 +456,22 @@ class Statement:
         parts = {part: self.parts.get(part, sympy.true)} if part else self.parts
         return next((name for name, formula in parts.items() if holds(formula, case) is False), None)
 
+    def unmet(self, case: Case) -> list[Formula]:
+        """The hypotheses that a case may not meet; some it meets by how it is made.
+
+        Args:
+            case: numbers for the variables.
+        """
+        met = self.spans.meets if isinstance(self.spans, Spans) else ()
+        return [one for one in self.hypotheses if one not in met and holds(one, case) is not True]
+
     def excess(self, case: Case) -> arb:
         """By how much a case breaks the statement, a ball: above zero it does.
 
         Args:
             case: numbers for the variables.
         """
-        met = self.spans.meets if isinstance(self.spans, Spans) else ()
-        unmet = [one for one in self.hypotheses if one not in met and holds(one, case) is not True]
-        if unmet:
+        if unmet := self.unmet(case):
             return -abs(intervals.most([violation(formula, case) for formula in unmet]))
         denied = [self.spans.denied(case)] if isinstance(self.spans, Spans) and self.spans.denied else []
         seen = [violation(part, case) for part in self.parts.values() if not _only_proved(part)]

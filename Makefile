@@ -39,8 +39,8 @@ test-wheel: $(READY)  ## tests of the package as pip installs it: the wheel with
 test-proofs: $(READY)  ## tests that Coq rejects broken proofs, axioms and changed statements; they need coqc
 	@$(BIN)/python -m pytest -q -m proofs tests/test_proofs.py
 
-test-claims: $(READY)  ## every formal claim attacked: hypotheses dropped, steps left out
-	@$(BIN)/python -m pytest -n 2 -q -m claims tests/test_formal_claims.py
+test-claims: $(READY)  ## every claim judged, its broken variants too; formal ones attacked: hypotheses dropped, steps left out
+	@$(BIN)/python -m pytest -n 2 -q -m claims
 
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
 	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py tests/test_trained_lab.py

@@ -14,6 +14,7 @@ CLAIMS = catalogue()
 every_claim = pytest.mark.parametrize("id", CLAIMS)
 
 
+@pytest.mark.claims
 @every_claim
 def test_the_verdict_is_the_recorded_one_and_rests_on_no_sample(id: str) -> None:
     found = finding(id)
@@ -22,6 +23,7 @@ def test_the_verdict_is_the_recorded_one_and_rests_on_no_sample(id: str) -> None
     assert found.evidence or found.verdict == "not applicable"
 
 
+@pytest.mark.claims
 @pytest.mark.parametrize(("id", "name"), [(id, name) for id, one in CLAIMS.items() for name in one.sabotage])
 def test_each_sabotage_is_rejected_by_the_check_itself(id: str, name: str) -> None:
     broken = CLAIMS[id].judge_sabotage(name)

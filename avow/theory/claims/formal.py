@@ -632,8 +632,6 @@ def holds(formula: Formula, case: Case) -> bool | None:
         return None
     if isinstance(formula, Judged):
         return formula.holds([value(part, case) for part in formula.args])
-    if isinstance(formula, Exists):
-        return None
     raise TypeError(f"{formula} cannot be evaluated")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import sympy
-from sympy import And, Implies, IndexedBase, KroneckerDelta, Not, Sum, exp
+from sympy import And, Implies, IndexedBase, KroneckerDelta, Sum, exp
 
 from avow.theory.claims.evidence import Unproved
 from avow.theory.claims.formal import Chance, Exists, Formula, Mean, linear, text
@@ -83,12 +83,6 @@ class Chances(Kernel):
         self._needed(uses, (when, Implies(one, other)))
         claimed = when_so(when, Chance(w, one) <= Chance(w, other))
         return self._rule(claimed, "what is implied is as probable at least", uses)
-
-    def chance_not(self, w: IndexedBase, event: Formula) -> Step:
-        """:math:`P(\\neg A) = 1 - P(A)`."""
-        self._events(w, event)
-        sides = Chance(w, Not(event)), 1 - Chance(w, event)
-        return self._rule(sympy.Eq(*sides, evaluate=False), "the probability that it is not so", ())
 
     def chance_all(self, w: IndexedBase, event: Formula, others: Formula) -> Step:
         r""":math:`P(A \wedge \forall j\ B_j) \ge P(A) - \sum_j (1 - P(B_j))`: what fails, fails one of them (Boole)."""

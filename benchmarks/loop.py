@@ -124,5 +124,7 @@ def _resident() -> int:
 def _live() -> int:
     """The bytes of all tensors that anything still holds."""
     gc.collect()
-    found = [x.untyped_storage() for x in gc.get_objects() if type(x) is Tensor and x.layout is torch.strided]
+    strided = (x for x in gc.get_objects() if type(x) is Tensor and x.layout is torch.strided)
+    # A tensor on the meta device names a size and holds nothing; its address is that of every empty tensor, 0.
+    found = [x.untyped_storage() for x in strided if not x.is_meta]
     return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())

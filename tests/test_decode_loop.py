@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from avow.attend import Attended
@@ -17,6 +18,12 @@ def test_every_row_of_every_step_is_judged() -> None:
     (row,) = result.rows
     assert result.failures == [] and (row["steps"], row["rows"], row["violations"]) == (40, 320, 0)
     assert float(row["largest bound"] or 1) <= 1e-2 and "live tensors grew by 0 bytes" in result.remarks[1]
+
+
+def test_a_tensor_without_memory_is_not_counted() -> None:
+    meta = torch.zeros(1000, device="meta")
+    result = loop(40, 100, 1.0)
+    assert meta.nbytes == 4000 and "live tensors grew by 0 bytes" in result.remarks[1]
 
 
 def test_a_wrong_answer_and_a_leak_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,9 @@ from avow.nn import KeyValueCache
 
 SIZES = Sizes(1, 4, 2, 1, 0, 16, 16)
 # Seconds per million tokens: exact 10, looking 1, reading 20.
-RATES = StepRates(Curve.line(1e-4, 1e-5), Curve.line(3e-4, 1e-6), 2e-5, 4e-6, Curve.line(2e-4, 4e-5), "", "made up")
+RATES = StepRates(
+    Curve.line(1e-4, 1e-5), Curve.line(3e-4, 1e-6), Curve.line(0.0, 2e-5), 4e-6, Curve.line(2e-4, 4e-5), "", "made up"
+)
 
 
 def planned(tokens: int = 100_000, kept: float = 0.1, rates: StepRates = RATES) -> DecodePlan:
@@ -174,7 +177,7 @@ def test_what_would_stay_on_a_device_is_said_of_a_device_alone() -> None:
 
 
 def test_sparse_that_pays_at_any_share_says_so() -> None:
-    plan = planned(rates=dataclasses.replace(RATES, read=1e-6))
+    plan = planned(rates=dataclasses.replace(RATES, read=Curve.line(0.0, 1e-6)))
     said = f"if 10.0% of them are read, and at {plan.sizes.keys:,} whatever share is read"
     assert plan.pays_below == 1.0 and plan.verdict[-1].endswith(said)
 
@@ -244,7 +247,9 @@ def test_more_heads_than_are_measured_cost_as_many_times_as_much(monkeypatch: py
     found = step_rates(Sizes(8, 16, 8, 1, 1000, 64, 64))
     (few,) = asked
     assert (few.batch, few.key_heads, few.heads) == (1, 16, 32)
-    assert found.exact.seconds(1000) == pytest.approx(1e-4 + 1000 * 4e-5) and found.read == pytest.approx(8e-5)
+    assert found.exact.seconds(1000) == pytest.approx(1e-4 + 1000 * 4e-5) and found.read.seconds(1000) == pytest.approx(
+        1000 * 8e-5
+    )
     assert found.sdpa is not None and found.sdpa.seconds(1000) == pytest.approx(2e-4 + 1000 * 16e-5)
     step_rates(Sizes(2, 6, 3, 1, 1000, 64, 64))
     assert (asked[1].batch, asked[1].key_heads, asked[1].heads) == (1, 6, 12)
@@ -302,12 +307,30 @@ def test_planted_rates_are_recovered_from_real_steps(planted: None, dtype: torch
     found, disturbed = measure_steps(dataclasses.replace(SIZES, dtype=dtype))
     assert not disturbed and found.unfit == "" and found.sparse is not None and found.sdpa is not None
     # Shares in certificates have three digits.
-    for line, wanted in ((found.exact, RATES.exact), (found.sparse, RATES.sparse), (found.sdpa, RATES.sdpa)):
-        assert wanted is not None
-        for tokens in (0, 1000, 100_000):
+    for name, wanted in RATES.curves.items():
+        line = found.curves[name]
+        assert line is not None and wanted is not None
+        for tokens in (4096, 16_384, 100_000) if name in ("sparse", "read") else (0, 1000, 100_000):
             assert line.seconds(tokens) == pytest.approx(wanted.seconds(tokens), rel=0.1, abs=3e-3)
-    assert found.read == pytest.approx(RATES.read, rel=0.01) and found.sketch == pytest.approx(RATES.sketch, rel=0.05)
+    assert found.read.seconds(16_384) == pytest.approx(RATES.read.seconds(16_384), rel=0.01)
+    assert found.sketch == pytest.approx(RATES.sketch, rel=0.05)
     assert max(STEPS) == cpu.SHORTEST, "measured where steps are sparse by themselves"
+
+
+def test_the_share_is_that_of_steps_that_were_timed_although_it_depends_on_the_step_before() -> None:
+    class Steps:
+        tokens, before = 1000, 0
+
+        def attend(self, kind: int, tol: float, method: str) -> Attended:
+            share, self.before = max(decode_rates._SHARES[kind], decode_rates._SHARES[self.before]), kind
+            return Attended(torch.zeros(1), SimpleNamespace(method="sparse", reason=f"{share:.1%} of the tokens"))  # type: ignore[arg-type]
+
+    class Timer:
+        def least(self, call: Callable[[], Attended]) -> float:
+            return [1.0 + share_read(call().certificate) for _ in range(2)][-1]
+
+    point = decode_rates._Point.of(Timer(), Steps(), "sparse")  # type: ignore[arg-type]
+    assert point == pytest.approx((1000, 1.05, 1.0, 1.0))
 
 
 def test_queries_of_measured_heads_read_the_share_that_they_are_made_for() -> None:
@@ -507,8 +530,9 @@ GOOD = json.loads(json.dumps(dataclasses.asdict(RATES)))
         {"exact": [1.0]},
         {"exact": [1.0, "2"]},
         {"exact": [-1.0, 2.0]},
+        {"read": None},
         {"read": math.nan},
-        {"read": 1e9},
+        {"read": [[0.0, 1.0], [0.0, 1e9]]},
         {"sketch": None},
         {"sparse": None},
         {"unfit": "nothing"},
@@ -525,7 +549,7 @@ def test_a_damaged_file_is_ignored_and_replaced(file: Path, measured: list[Any],
     forget_memory()
     file.write_text(json.dumps(about | {"found": GOOD | spoilt}))
     assert step_rates(SIZES).read == RATES.read and measured == [SIZES]
-    assert json.loads(file.read_text())["found"]["read"] == RATES.read
+    assert json.loads(file.read_text())["found"]["read"] == GOOD["read"]
 
 
 def test_the_library_is_silent_while_it_measures(

@@ -171,7 +171,8 @@ class DecodePlan:
         if self.rates.sparse is None:
             return None
         least = shortest(self.sizes.device)
-        lengths = [float(least), *(n for n in self.rates.exact.tokens if n > least)]
+        bends = {n for curve in self.rates.curves.values() if curve for n in curve.tokens}
+        lengths = [float(least), *sorted(n for n in bends if n > least)]
         lengths.append(2 * lengths[-1])
         saved = [self.rates.exact.seconds(n) - (self.rates.sparse_seconds(n, self.kept) or 0.0) for n in lengths]
         if saved[-1] <= saved[-2]:
@@ -190,7 +191,7 @@ class DecodePlan:
         looking = self.rates.sparse_seconds(self.sizes.keys, 0.0)
         if self.why_not_sparse or looking is None or looking >= self.exact_seconds:
             return None
-        reading = self.sizes.keys * self.rates.read
+        reading = self.rates.read.seconds(self.sizes.keys)
         return min(1.0, (self.exact_seconds - looking) / reading) if reading > 0 else 1.0
 
     @property

@@ -4,7 +4,7 @@ A step is `KeyValueCache.append` of its tokens and `attend`. Steps in a short ca
 caches and in one that is too long for them give the times between which others lie:
 
     exact    straight lines from one of the three to the next, and on
-    sparse   overhead + tokens · (seconds of looking at one + share of them that is read · seconds of reading one)
+    sparse   seconds of looking at all tokens + share of them that is read · seconds of reading all, both such lines
 
 Beside them stands PyTorch's SDPA called the same way, and what sketching a token costs, once. Steps of up to `_HEADS`
 key heads are measured; more heads cost so many times as much. Which share of the tokens is read depends on the numbers
@@ -43,10 +43,10 @@ from avow.parameters import as_float
 
 _LOG = logging.getLogger(__name__)
 # Raise when the steps themselves or what is measured of them change: older files are then measured again.
-VERSION = 5
+VERSION = 6
 # Keys and values of the long cache, in bytes: even their sketch, a seventh, does not fit into a processor's caches. But
 # no more tokens than that: on a CPU sketching them takes long. And no more heads than so many, or than fit into so many
-# bytes. Keys and values of the middle one do fit.
+# bytes. Keys and values of the middle one do fit. Of sparse steps it has a quarter of the tokens: the sketch does fit.
 _BYTES, _TOKENS = {"cpu": 288 * 2**20, "cuda": 2**30}, {"cpu": 2**17, "cuda": 2**20}
 _FITTING = 24 * 2**20
 _HEADS, _ROOM_OF_HEADS = 16, 2**28
@@ -87,6 +87,9 @@ class Curve(NamedTuple):
         return Curve(tuple(tokens / factor for tokens in self.tokens), self.times)
 
 
+NOTHING = Curve.line(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class StepRates:
     """Seconds of decoding steps of heads of one shape."""
@@ -94,8 +97,8 @@ class StepRates:
     exact: Curve
     sparse: Curve | None
     """Steps that read no token in full; None if no step reads a part of the tokens here."""
-    read: float
-    """Seconds of each token that is read in full, by all key heads."""
+    read: Curve
+    """What reading all tokens in full, by all key heads, adds to it."""
     sketch: float
     """Seconds of sketching a token of all key heads, once."""
     sdpa: Curve | None
@@ -109,19 +112,19 @@ class StepRates:
 
     def sparse_seconds(self, tokens: float, kept: float) -> float | None:
         """Seconds of a step that reads this share of the tokens."""
-        return None if self.sparse is None else self.sparse.seconds(tokens) + tokens * kept * self.read
+        return None if self.sparse is None else self.sparse.seconds(tokens) + kept * self.read.seconds(tokens)
 
     def times(self, factor: float) -> StepRates:
         """The rates of so many times as many heads."""
         curves = {name: curve and curve.of_heads(factor) for name, curve in self.curves.items()}
         link = None if self.link is None else factor * self.link
-        per_token = {"read": factor * self.read, "sketch": factor * self.sketch, "link": link}
+        per_token = {"sketch": factor * self.sketch, "link": link}
         return dataclasses.replace(self, **cast("Any", curves | per_token))
 
     @property
     def curves(self) -> dict[str, Curve | None]:
-        """Exact steps, sparse ones and SDPA by name."""
-        return {"exact": self.exact, "sparse": self.sparse, "sdpa": self.sdpa}
+        """Exact steps, sparse ones, what these read and SDPA by name."""
+        return {"exact": self.exact, "sparse": self.sparse, "read": self.read, "sdpa": self.sdpa}
 
 
 def shortest(device: str) -> int:
@@ -184,12 +187,12 @@ def rates_file(z: Sizes) -> Path:
 
 
 def _parsed(plain: Any) -> StepRates | None:
-    curves = {name: plain[name] and Curve(*map(tuple, plain[name])) for name in ("exact", "sparse", "sdpa")}
+    curves = {name: plain[name] and Curve(*map(tuple, plain[name])) for name in ("exact", "sparse", "read", "sdpa")}
     found = StepRates(**(plain | curves))
     given = [curve for curve in curves.values() if curve]
     ordered = all(len(set(x)) == len(y) >= 2 and list(x) == sorted(x) for x, y in given)
-    numbers = [time for curve in given for time in curve.times] + [found.read, found.sketch, found.link or 0.0]
-    usual = curves["exact"] is not None and ordered and all(0 <= as_float(x) < 1e6 for x in numbers)
+    numbers = [time for curve in given for time in curve.times] + [found.sketch, found.link or 0.0]
+    usual = None not in (curves["exact"], curves["read"]) and ordered and all(0 <= as_float(x) < 1e6 for x in numbers)
     explained = isinstance(found.unfit, str) and (found.sparse is None) == bool(found.unfit)
     return found if usual and explained and isinstance(found.source, str) else None
 
@@ -205,9 +208,11 @@ def typical(z: Sizes, source: str) -> StepRates:
     read = token / bandwidth
     exact = Curve.line(overhead, read)
     if unfit := "" if on_gpu else not_installed():
-        return StepRates(exact, None, 0.0, 0.0, None, unfit, source)
+        return StepRates(exact, None, NOTHING, 0.0, None, unfit, source)
     link = token / 25e9 if on_gpu else None
-    return StepRates(exact, look, read, z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source, link)
+    return StepRates(
+        exact, look, Curve.line(0.0, read), z.key_heads * (2e-9 if on_gpu else 2e-6), None, "", source, link
+    )
 
 
 class TooBusy(Exception):
@@ -283,15 +288,16 @@ def measure_steps(z: Sizes, patience: float = _PATIENCE) -> tuple[StepRates, boo
         answer = long.attend(0, _TOL).certificate
         if answer.method != "sparse":
             why = answer.reason or "steps read all tokens"
-            return StepRates(exact, None, 0.0, 0.0, sdpa, why), timer.disturbed
-        few, many = (_Point.of(timer, long, kind, "auto") for kind in range(2))
-        least = _Point.of(timer, _Steps(z, _SHORT_SPARSE), 0, "sparse")
-    read = max(0.0, many.seconds - few.seconds) / max(many.read - few.read, 1.0)
-    look = max(0.0, few.seconds - least.seconds - (few.read - least.read) * read) / (few.tokens - least.tokens)
-    overhead = max(0.0, least.seconds - least.read * read - least.tokens * look)
-    sketch = max(0.0, sketching - few.seconds) / tokens
+            return StepRates(exact, None, NOTHING, 0.0, sdpa, why), timer.disturbed
+        points = [_Point.of(timer, long, "auto")]
+        del long
+        for count in {tokens // 4, min(tokens // 2, _SHORT_SPARSE)}:
+            points.append(_Point.of(timer, _Steps(z, count), "sparse"))
+    sketch = max(0.0, sketching - points[0].few) / tokens
     link = token * _seconds_of_byte(timer) if z.device == "cuda" else None
-    return StepRates(exact, Curve.line(overhead, look), read, sketch, sdpa, link=link), timer.disturbed
+    counts, looks, reads = zip(*sorted((float(point.tokens), point.look, point.read) for point in points), strict=True)
+    sparse, read = (Curve(counts, tuple(itertools.accumulate(times, max))) for times in (looks, reads))
+    return StepRates(exact, sparse, read, sketch, sdpa, link=link), timer.disturbed
 
 
 def _seconds_of_byte(timer: StepTimer) -> float:
@@ -308,18 +314,26 @@ def _curve(timer: StepTimer, caches: list[_Steps], call: Callable[[_Steps], obje
 
 
 class _Point(NamedTuple):
-    """Tokens in a cache, tokens that a step read of them, and its seconds."""
+    """Tokens in a cache, seconds of a step that reads few of them, and what looking at all and reading all take."""
 
     tokens: int
+    few: float
+    look: float
     read: float
-    seconds: float
 
     @staticmethod
-    def of(timer: StepTimer, steps: _Steps, kind: int, method: str) -> _Point:
-        """What steps of one kind of queries take."""
-        seconds = timer.least(lambda: steps.attend(kind, _TOL, method))
-        share = share_read(steps.attend(kind, _TOL, method).certificate)
-        return _Point(steps.tokens, share * steps.tokens, seconds)
+    def of(timer: StepTimer, steps: _Steps, method: str) -> _Point:
+        """From steps of both kinds of queries."""
+
+        def measured(kind: int) -> tuple[float, float]:
+            call = functools.partial(steps.attend, kind, _TOL, method)
+            # What a step reads depends on the steps before it: the share is that of the steps that were timed.
+            return timer.least(call), share_read(call().certificate)
+
+        (few, some), (many, more) = map(measured, range(2))
+        # If shares turn out to be nearly equal, noise is not divided by nearly nothing.
+        read = max(0.0, many - few) / max(more - some, _SHARES[0])
+        return _Point(steps.tokens, few, max(0.0, few - some * read), read)
 
 
 class _Steps:

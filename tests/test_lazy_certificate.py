@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import avow
 from avow.core import Certificate, LazyCertificate, with_reason
 from avow.decode import split_k_exact, token_buffers
 from avow.nn import KeyValueCache
@@ -283,3 +284,21 @@ def test_what_follows_a_graph_still_does_with_a_reason() -> None:
     follows = LazyCertificate.of(lambda: fields | {"bound": next(bounds)}, follows=True)
     explained = with_reason(follows, "replayed")
     assert (explained.bound, explained.bound) == (1e-3, 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_bounds_relative_to_the_answer_are_those_of_the_call_however_late_the_look(
+    dtype: torch.dtype, masked: bool
+) -> None:
+    q, k, v = torch.randn(3, 2, 4, 40, 16, generator=torch.Generator().manual_seed(0)).to(dtype).unbind()
+    options: dict[str, Any] = {"mask": torch.ones(40, 40, dtype=torch.bool).tril()} if masked else {"causal": True}
+    asked = avow.attend(q, k, v, rtol=1e6, **options).certificate
+    out, late = avow.attend(q, k, v, **options)
+    assert "relative" not in vars(late) and vars(late)["bound"] == asked.bound
+    # Nothing that others may write into is looked at later.
+    for written in (q, k, v, out, late.rows, *options.values()):
+        if isinstance(written, Tensor):
+            written.zero_()
+    assert late.relative == asked.relative > 0 and torch.equal(late.relative_rows, asked.relative_rows)
+    assert torch.equal(late.rows, asked.rows), "what was written into them does not stay"

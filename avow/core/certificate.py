@@ -329,12 +329,15 @@ class LazyCertificate(Certificate):
     """
 
     @staticmethod
-    def of(later: Callable[[], dict[str, Any]], follows: bool = False) -> LazyCertificate:
+    def of(
+        later: Callable[[], dict[str, Any]], follows: bool = False, known: Mapping[str, Any] | None = None
+    ) -> LazyCertificate:
         """The certificate whose fields `later` gives: once, or at every look if it `follows` a graph.
 
         Args:
             later: gives the fields of a certificate by name.
             follows: whether each look asks again.
+            known: fields that are known by now; `later` is not asked for these.
 
         Returns:
             The certificate.
@@ -343,6 +346,8 @@ class LazyCertificate(Certificate):
         # A frozen class takes nothing else, and torch.compile can follow it.
         object.__setattr__(certificate, "_later", later)
         object.__setattr__(certificate, "_follows", follows)
+        for name, value in (known or {}).items():
+            object.__setattr__(certificate, name, value)
         return certificate
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import get_args
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.core import SOFTMAX, Certificate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
+from avow.core import SOFTMAX, Certificate, Computed, Cost, Kind, LazyCertificate, Method, Problem, Promise, Sizes
 from avow.errors import InputError, ParameterError, ShapeError, value_text
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
@@ -34,34 +35,58 @@ _NOTHING = 1e-22
 _ALIKE = 8.0
 
 
+class _Stated(NamedTuple):
+    """A certificate's fields, and what gives those that are relative to the answer."""
+
+    fields: dict[str, Any]
+    relative: Callable[[], dict[str, Any]]
+
+
 def certify(method: Method, p: Problem, computed: Computed, confidence: float) -> Certificate:
     """The certificate of an answer just computed."""
+    stated = _stated(method, p, computed, confidence)
+    return Certificate(**stated.fields | stated.relative())
+
+
+def certify_lazily(method: Method, p: Problem, computed: Computed, confidence: float) -> LazyCertificate:
+    """The same certificate; the bounds relative to the answer are computed when somebody looks at them."""
+    fields, relative = _stated(method, p, computed, confidence)
+    # Whoever writes into the rows of a certificate does not change what is stated later.
+    return LazyCertificate.of(lambda: fields | relative(), known=fields | {"rows": fields["rows"].clone()})
+
+
+def _stated(method: Method, p: Problem, computed: Computed, confidence: float) -> _Stated:
+    shape = (*p.leading, p.q.shape[-2])
     if p.empty:
-        rows = p.q.new_zeros(p.q.shape[:-1], dtype=torch.float64)
-        promise, own = Promise("deterministic", rows, assumptions=("there was nothing to attend to",)), rows
+        longest = floors = p.q.new_zeros(p.q.shape[:-1], dtype=torch.float64)
+        promise = Promise("deterministic", longest, assumptions=("there was nothing to attend to",))
     else:
         with torch.no_grad():
             p = p.measure_norms().detached()
             _check_computed(method, p, computed)
-            floors = _floors(p, computed)
+            floors, longest = _floors(p, computed), longest_value_above(p)
             promise = method.promise(p, computed, confidence)
             _check_promise(method, p, promise)
             promise = dataclasses.replace(promise, rows=_charged(method, p, promise.rows))
-            own = _relative_rows(p, floors, promise.rows)
-    bound, relative = _largest(method, promise.rows, own)
+    bound = _largest(method, promise.rows)
     if bound > 1 and method.averages and promise.kind != "none":
         with torch.no_grad():
             # An answer is at most as far from an average of the values its row sees as both are long together.
-            longest, unit = _longest_value_range(p)
-            most = lengths(computed.out) if computed.lengths is None else computed.lengths
-            trivial = torch.where(longest > 0, (most + longest) * rounding.SAFETY / unit, math.inf)
+            most, unit = _longest_value_range(p)
+            length = lengths(computed.out) if computed.lengths is None else computed.lengths
+            trivial = torch.where(most > 0, (length + most) * rounding.SAFETY / unit, math.inf)
             promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, trivial))
-            own = _relative_rows(p, floors, promise.rows)
-        bound, relative = _largest(method, promise.rows, own)
-    rows, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
-    bounds = {"bound": bound, "rows": rows, "relative": relative, "relative_rows": own}
+        bound = _largest(method, promise.rows)
+    rows = promise.rows
+
+    def relative() -> dict[str, Any]:
+        with torch.no_grad():
+            own = relative_errors(absolute_errors(rows, longest), floors)
+        return {"relative": float(own.amax()) if own.numel() else 0.0, "relative_rows": own.reshape(shape)}
+
     identity = {"method": method.name, "parameters": method.parameters, "target": method.target}
-    return Certificate(**(vars(promise) | identity | bounds), cost=_checked_cost(method, p.sizes))
+    bounds = {"bound": bound, "rows": rows.reshape(shape), "cost": _checked_cost(method, p.sizes)}
+    return _Stated(vars(promise) | identity | bounds, relative)
 
 
 def _check_computed(method: Method, p: Problem, computed: object) -> None:
@@ -100,18 +125,15 @@ def _checked_cost(method: Method, sizes: Sizes) -> Cost:
     return cost
 
 
-def _largest(method: Method, rows: Tensor, own: Tensor) -> tuple[float, float]:
-    """The largest bounds, of rows and relative to the answer, brought from a device in one transfer.
-
-    Raises if one of the rows is below 0 or not a number: it would keep any tolerance, or none, and prove nothing.
-    """
+def _largest(method: Method, rows: Tensor) -> float:
+    """The largest bound of a row. Raises if one is below 0 or not a number: it would keep any tolerance, or none."""
     if not rows.numel():
-        return 0.0, 0.0
-    least, bound, relative = torch.stack([rows.amin(), rows.amax(), own.amax()]).tolist()
+        return 0.0
+    least, bound = torch.stack([rows.amin(), rows.amax()]).tolist()
     if not least >= 0:
         remedy = "return at least 0 for every row, and inf if nothing is proved of it"
         raise ParameterError(f"{method.name}: promise().rows", least, "is not a bound", remedy)
-    return bound, relative
+    return float(bound)
 
 
 def _charged(method: Method, p: Problem, rows: Tensor) -> Tensor:
@@ -185,13 +207,6 @@ def _floors(p: Problem, computed: Computed) -> Float64[Tensor, "b h n"]:
         return length_floors(computed.out.detach())
     e = p.v.shape[-1]
     return norm_floor(computed.lengths, slack(e, torch.float64), e)
-
-
-def _relative_rows(
-    p: Problem, floors: Float64[Tensor, "b h n"], rows: Float64[Tensor, "b h n"]
-) -> Float64[Tensor, "b h n"]:
-    """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
-    return relative_errors(absolute_errors(rows, longest_value_above(p)), floors)
 
 
 def aimed_bound(ratio: float, rtol: float) -> float:

@@ -580,6 +580,133 @@ def adam_l2_magnitude(against: Refutation, _: Formula) -> None:
     )
 
 
+x, y, s, c = sequence("x y s c")
+
+
+class PenaltyLine(NamedTuple):
+    """What the penalty adds in the line of Adam's step, of the weights and their average: as stated, and as it is."""
+
+    stated: Formula = lambda gamma, x, y: 2 * gamma * x
+    amended: Formula = lambda gamma, x, y: 2 * gamma * y
+
+
+def _averaged_as(mean: Any, of: Formula) -> list[Any]:
+    """Adam's average of what comes at each step, without the bias of its start."""
+    return [Eq(mean[1], of(1)), each(t, 2, T, Eq(mean[t], mean[t - 1] + c[t] * (of(t) - mean[t - 1])))]
+
+
+_AVERAGES = (
+    _averaged_as(v, lambda t: g[t] + 2 * gamma * x[t]),
+    _averaged_as(u, lambda t: g[t]),
+    _averaged_as(y, lambda t: x[t]),
+)
+_MOVES = each(t, 1, T, Eq(x[t + 1], x[t] - s[t] * v[t]))
+_STILL = each(i, 1, T, Eq(x[i], x[T]))
+
+
+def _adam_steps(*numbers: Any) -> dict[Any, Any]:
+    """Three steps: the strength, the first weight, and by step the gradient, the step size and the average's share."""
+    strength, start, *rest = map(decimal, numbers)
+    gradients, sizes, shares = rest[:3], rest[3:6], [Fraction(1), *rest[6:]]
+    weights, means = [start], [[], [], []]
+    for gradient, size, part in zip(gradients, sizes, shares, strict=True):
+        for mean, one in zip(means, (gradient + 2 * strength * weights[-1], gradient, weights[-1]), strict=True):
+            mean.append(mean[-1] + part * (one - mean[-1]) if mean else one)
+        weights.append(weights[-1] - size * means[0][-1])
+    known = {T: 3, gamma: strength, decay: size * strength, g: gradients, s: sizes, c: shares, x: weights}
+    return known | dict(zip((v, u, y), means, strict=True))
+
+
+_STEPS = Spans(
+    {"γ": (0.01, 1), "x₁": (-2, 2), **dict.fromkeys(("g₁", "g₂", "g₃"), (-2, 2))}
+    | dict.fromkeys(("s₁", "s₂", "s₃"), (0.01, 1))
+    | dict.fromkeys(("c₂", "c₃"), (0.1, 0.9)),
+    _adam_steps,
+)
+
+
+def _line_of_adam(add: Formula, averages: Sequence[list[Any]], **more: Any) -> Statement:
+    line = x[T] - s[T] * (u[T] + add(gamma, x[T], y[T]))
+    roles = {
+        T: "the number of steps",
+        x: "the weight, before each step and after the last",
+        g: "the gradients of the loss",
+        gamma: "the strength of the penalty",
+        s: "the size of each step, over the root of the second moment",
+        c: "the share of what is new in the average, by step",
+        v: "Adam's average of the gradients, the penalty's among them",
+        u: "the average of the loss's gradients",
+    }
+    return Statement(
+        variables=roles | more.pop("roles", {}),
+        given=[T >= 1, *(part for average in averages for part in average), _MOVES],
+        then={"line": Eq(x[T + 1], line), **more.pop("then", {})},
+        terms={"penalty": add(gamma, x[T], y[T]), **more.pop("terms", {})},
+        notes=[
+            "in Adam the share is c_t = (1 − β)/(1 − β^t), and the step s_t = η/(√v̂_t + ϵ), with the second moment v̂_t of"
+            " g + 2γθ; nothing rests on either",
+        ],
+        spans=_STEPS,
+    )
+
+
+def _line_as_stated(lines: PenaltyLine) -> Statement:
+    return _line_of_adam(lines.stated, _AVERAGES[:2], terms={"average": u[T]})
+
+
+def _line_as_it_is(lines: PenaltyLine) -> Statement:
+    decoupled = Eq(x[T + 1], (1 - decay) * x[T] - s[T] * u[T])
+    return _line_of_adam(
+        lines.amended,
+        _AVERAGES,
+        roles={y: "the same average of the weights", decay: "the share that decoupled decay takes off"},
+        then={
+            "still": Implies(_STILL, Eq(x[T + 1], x[T] - s[T] * (u[T] + 2 * gamma * x[T]))),
+            "decoupled": Equivalent(decoupled, Eq(decay * x[T], 2 * gamma * s[T] * y[T])),
+        },
+        terms={"mean": y[T], "as stated": 2 * gamma * x[T], "rate": decay, "same": 2 * gamma * s[T] * y[T]},
+    )
+
+
+@claim(
+    "adam-l2-line",
+    expected="corrected",
+    formal=_line_as_stated,
+    plain="With a squared penalty in the loss, Adam steps along {average}, the average of the loss's gradients, and"
+    " {penalty}, the penalty's gradient at the weight as it is.",
+    amendment=_line_as_it_is,
+    amended_plain="The penalty's gradients are averaged like all others: what it adds is {penalty}, at the average"
+    " {mean} of the weights so far, and {as stated} only while they stand still. Decoupled decay with the share {rate}"
+    " takes the same step exactly when {rate} times the weight is {same}, which depends on the step's own size.",
+    subject=PenaltyLine(),
+    sabotage={
+        "the line as stated": PenaltyLine(amended=PenaltyLine().stated),
+        "the 2 of the square forgotten": PenaltyLine(amended=lambda gamma, x, y: gamma * y),
+    },
+    picture=_adam_picture,
+)
+def adam_l2_line(against: Refutation, proof: Proof, lines: PenaltyLine) -> None:
+    half, quarter, one = Fraction(1, 2), Fraction(1, 4), Fraction(1)
+    run = {T: 2, gamma: half, c: [one, Fraction(2, 3)], s: [quarter] * 2, g: [one, 3 * half], x: [one, half, 0]}
+    says = "θ = 1, β = γ = η = ½, gradients 1 and 3/2: Adam's second step ends at 0, and the line at 1/24"
+    against.case(run | {v: [2, 2], u: [one, Fraction(4, 3)]}, says)
+    some, moves = proof.given(T >= 1), proof.given(_MOVES)
+    starts, onwards = zip(*([proof.given(part) for part in average] for average in _AVERAGES), strict=True)
+    following = [proof.member(onward.formula, t + 1) for onward in onwards]
+    apart = Implies(t <= T, Eq(v[t], u[t] + 2 * gamma * y[t]))
+    base = proof.have(apart.subs(t, 1), *starts)
+    onward = proof.have(Implies(And(t >= 1, apart), apart.subs(t, t + 1)), *onwards, *following)
+    always = proof.induction(apart, t, 1, base, onward, says="an average is linear")
+    last = proof.member(_MOVES, T)
+    line = proof.conclude("line", proof.at(always, {t: T}), some, moves, last)
+    so_far = Implies(And(t <= T, _STILL), Eq(y[t], x[T]))
+    first, later = proof.member(_STILL, sympy.Integer(1)), proof.member(_STILL, t + 1)
+    base = proof.have(so_far.subs(t, 1), starts[2], first)
+    onward = proof.have(Implies(And(t >= 1, so_far), so_far.subs(t, t + 1)), onwards[2], following[2], later)
+    proof.conclude("still", line, proof.at(proof.induction(so_far, t, 1, base, onward), {t: T}), some)
+    proof.conclude("decoupled", line)
+
+
 def _with_momentum(penalty: Any, steps: int, alpha: Any = Fraction(1, 4), eta: Any = Fraction(1, 4)) -> Any:
     """θ after heavy-ball steps on ½(θ − 1)² + penalty·θ², from 0."""
     theta = v = 0 * penalty
@@ -610,9 +737,6 @@ def _l2_picture() -> Table:
         rows.append([str(penalty), *(f"{float(end):.4f}" for end in ends)])
     headings = ("γ", "where loss and penalty balance", "momentum, 60 steps", "Adam, 150 steps")
     return Table("Where ½(θ − 1)² + γθ² ends", headings, rows)
-
-
-x, y = sequence("x y")
 
 
 def _heavy_ball(place: Any, velocity: Any, penalty: Any) -> list[Any]:

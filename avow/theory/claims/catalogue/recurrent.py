@@ -11,12 +11,12 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from flint import arb, arb_mat, fmpq
-from sympy import Abs, And, Eq, Implies, Max, Sum
+from sympy import Abs, And, Eq, Implies, KroneckerDelta, Max, Sum
 
 from avow.core.chart import Chart, Table
 from avow.numerics.intervals import frobenius, precision
-from avow.theory.claims.claim import Formula, claims_on
-from avow.theory.claims.formal import Measured, Spans, Statement, decimal, each, real, sequence, whole
+from avow.theory.claims.claim import Formula, Versions, claims_on
+from avow.theory.claims.formal import Measured, Spans, Statement, decimal, each, instance, real, sequence, whole
 from avow.theory.claims.kernel import Step
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.toolbox import enclosed
@@ -338,6 +338,162 @@ def rnn_vanishing(proof: Proof, gradient: Gradient) -> None:
         says = f"an instance: ∂h_T/∂h_0 after T = {steps_} is shorter than 0.9^{steps_}, by Sylvester's minors"
         example = jacobian(tenths(CONTRACTION), [arb(0)] * 3, steps_)
         proof.shows(enclosed(_shorter(example, arb(fmpq(9, 10)) ** (2 * steps_)), says))
+
+
+P = sequence("P")
+
+
+class Chain(NamedTuple):
+    """A step's factor on a change z, entry i; and how a step adds its own to the product, entry i, k."""
+
+    factor: Formula
+    product: Formula
+
+
+AS_WRITTEN = Chain(
+    lambda t, i: s[t + 1, i] * Sum(W[i, j] * z[t, j], (j, 1, d)),
+    lambda t, i, k: Sum(P[t, i, j] * W[j, k] * s[t, k], (j, 1, d)),
+)
+IN_ORDER = Chain(
+    lambda t, i: Sum(W[i, j] * s[t, j] * z[t, j], (j, 1, d)),
+    lambda t, i, k: Sum(W[i, j] * s[t, j] * P[t, j, k], (j, 1, d)),
+)
+_RUNS = [
+    each(t, 1, T, each(i, 1, d, Eq(run[t + 1, i], Sum(W[i, j] * sigma(run[t, j]), (j, 1, d)) + x[t, i])))
+    for run in (h, g)
+]
+_APART = each(t, 1, T + 1, each(i, 1, d, Eq(z[t, i], g[t, i] - h[t, i])))
+_CHORDS = each(t, 1, T + 1, each(j, 1, d, Eq(sigma(g[t, j]) - sigma(h[t, j]), s[t, j] * z[t, j])))
+_FIRST = each(i, 1, d, each(k, 1, d, Eq(P[1, i, k], KroneckerDelta(i, k))))
+_CARRIED_ON = Sum(P[T + 1, i, k] * z[1, k], (k, 1, d))
+
+
+def _runs(chain: Chain, weights: Any, inputs: Any, one: Any, other: Any) -> dict[Any, Any]:
+    """Two runs of a network of ReLUs, and the product of what each step does to a change."""
+    size, states = len(one), [[one], [other]]
+    for step in inputs:
+        for run in states:
+            outs = list(map(_cut, run[-1]))
+            run.append([sum((w * o for w, o in zip(row, outs, strict=True)), b) for row, b in zip(weights, step)])
+    pairs = [list(zip(*now, strict=True)) for now in zip(*states, strict=True)]
+    case = {
+        **{T: len(inputs), d: size, W: weights, x: inputs, h: states[0], g: states[1]},
+        s: [[(_cut(b) - _cut(a)) / (b - a) if a != b else Fraction(0) for a, b in now] for now in pairs],
+        z: [[b - a for a, b in now] for now in pairs],
+    }
+    products = [[[Fraction(int(row == column)) for column in range(size)] for row in range(size)]]
+    for number in range(1, len(inputs) + 1):
+        entry = [
+            [instance(chain.product(number, row, column), case | {P: products}) for column in range(1, size + 1)]
+            for row in range(1, size + 1)
+        ]
+        products.append([[Fraction(int(one.p), int(one.q)) for one in row] for row in entry])
+    return case | {P: products}
+
+
+def _chained(chain: Chain) -> Statement:
+    def case(*numbers: Any) -> dict[Any, Any]:
+        n = list(map(decimal, numbers))
+        return _runs(chain, [n[0:2], n[2:4]], [n[4:6], n[6:8]], n[8:10], n[10:12])
+
+    names = ["w₁₁", "w₁₂", "w₂₁", "w₂₂", "x₁₁", "x₁₂", "x₂₁", "x₂₂", "h₁", "h₂", "g₁", "g₂"]
+    grows = each(t, 1, T, each(i, 1, d, each(k, 1, d, Eq(P[t + 1, i, k], chain.product(t, i, k)))))
+    return Statement(
+        variables={
+            T: "the number of steps",
+            d: "the number of units",
+            W: "the recurrent weights",
+            x: "the inputs and biases, by step",
+            h: "the states of a run",
+            g: "the states of another run",
+            z: "how far the one is from the other",
+            s: "the slopes of the activation between the two, by step and unit",
+            P: "the product of the factors so far",
+        },
+        given=[T >= 1, *_RUNS, _APART, _CHORDS, _FIRST, grows],
+        then={
+            "factor": each(i, 1, d, Eq(z[T + 1, i], chain.factor(T, i))),
+            "product": each(i, 1, d, Eq(z[T + 1, i], _CARRIED_ON)),
+        },
+        terms={"factor": chain.factor(T, i), "grows": chain.product(t, i, k), "product": _CARRIED_ON},
+        notes=[
+            "σ is any function, entry by entry",
+            "as one run nears the other, slopes become σ'(h_t), and the factors and their product ∂h_(t+1)/∂h_t and"
+            " ∂h_(T+1)/∂h_1",
+        ],
+        spans=Spans(dict.fromkeys(names, (-2, 2)), case),
+    )
+
+
+@claim(
+    "rnn-chain",
+    expected="corrected",
+    formal=lambda chains: _chained(chains.stated),
+    plain="A step of the recurrent network takes a change of its state to {factor}, the slopes at the new state times"
+    " what the weights give; and all steps take it to {product}, where each step adds its factor on the right:"
+    " {grows}.",
+    amendment=lambda chains: _chained(chains.amended),
+    amended_plain="A step takes it to {factor}: the slopes are those at the old state, and come before the weights. All"
+    " steps take it to {product}, where each step adds its factor on the left: {grows}.",
+    subject=Versions(AS_WRITTEN, IN_ORDER),
+    sabotage={
+        "the slopes of the next state": Versions(
+            AS_WRITTEN, IN_ORDER._replace(factor=lambda t, i: Sum(W[i, j] * s[t + 1, j] * z[t, j], (j, 1, d)))
+        ),
+        "the slopes after the weights": Versions(
+            AS_WRITTEN, IN_ORDER._replace(factor=lambda t, i: s[t, i] * Sum(W[i, j] * z[t, j], (j, 1, d)))
+        ),
+        "the product the other way round": Versions(AS_WRITTEN, IN_ORDER._replace(product=AS_WRITTEN.product)),
+    },
+    picture=_gradient_picture,
+)
+def rnn_chain(against: Refutation, proof: Proof, chains: Versions) -> None:
+    one, nought, chain = Fraction(1), Fraction(0), chains.amended
+    index = _runs(chains.stated, [[one]], [[-5 * one]], [one], [2 * one])
+    against.case(index, "one unit that a step turns off: its slope is 1 before and 0 after, and the change stays 1", "factor")
+    turned = [[one, nought], [one, one]], [[-5 * one, nought], [nought, nought]]
+    order = _runs(chains.stated, *turned, [one, one], [2 * one, one])
+    against.case(order, "two steps whose factors do not commute", "product")
+    some, *runs = map(proof.given, (T >= 1, *_RUNS))
+    apart, chords, first, grows = map(proof.given, (_APART, _CHORDS, _FIRST, proof.statement.given[-1]))
+    now, unit = And(t >= 1, t <= T), And(i >= 1, i <= d)
+    states = [(proof.member(run.formula, t), proof.member(run.formula.args[3], i)) for run in runs]
+    slope = proof.member(_CHORDS, t), proof.member(_CHORDS.args[3], j)
+    outs = proof.sum_same(
+        W[i, j] * (sigma(g[t, j]) - sigma(h[t, j])), W[i, j] * s[t, j] * z[t, j], (j, 1, d), chords, *slope, when=now
+    )
+    gap = proof.member(_APART, t + 1), proof.member(_APART.args[3].subs(t, t + 1), i)
+    factor = Implies(And(now, unit), Eq(z[t + 1, i], chain.factor(t, i)))
+    stepped = proof.have(factor, *runs, *states[0], *states[1], outs, apart, *gap, says="W meets σ(g) − σ(h)")
+    proof.conclude("factor", proof.every(proof.statement.parts["factor"], proof.at(stepped, {t: T}), some))
+    # What every step does, all do.
+    carried_on = each(i, 1, d, Eq(z[t, i], Sum(P[t, i, k] * z[1, k], (k, 1, d))))
+    so_far, before = Implies(t <= T + 1, carried_on), And(now, carried_on)
+    entry = proof.member(_FIRST, i), proof.member(_FIRST.args[3], k)
+    ones = proof.sum_same(
+        P[1, i, k] * z[1, k], z[1, k] * KroneckerDelta(k, i), (k, 1, d), first, *entry, when=unit
+    )
+    base = proof.have(Implies(unit, carried_on.args[3].subs(t, 1)), ones, proof.sum_delta(z[1, k], (k, 1, d), i))
+    base = proof.every(carried_on.subs(t, 1), base)
+    inner = W[i, j] * s[t, j]
+    known = proof.sum_same(
+        inner * z[t, j],
+        inner * Sum(P[t, j, k] * z[1, k], (k, 1, d)),
+        (j, 1, d),
+        proof.member(carried_on, j),
+        when=before,
+    )
+    swapped = proof.sum_swap(inner * P[t, j, k] * z[1, k], (k, 1, d), (j, 1, d))
+    step = grows.formula
+    at = proof.member(step, t), proof.member(step.args[3], i), proof.member(step.args[3].args[3], k)
+    entries = proof.sum_same(
+        P[t + 1, i, k] * z[1, k], chain.product(t, i, k) * z[1, k], (k, 1, d), grows, *at, when=And(now, unit)
+    )
+    further = Implies(And(before, unit), carried_on.args[3].subs(t, t + 1))
+    further = proof.have(further, stepped, known, swapped, entries)
+    after = proof.every(carried_on.subs(t, t + 1), further, when=before)
+    onward = proof.have(Implies(And(t >= 1, so_far), so_far.subs(t, t + 1)), after)
+    proof.conclude("product", proof.at(proof.induction(so_far, t, 1, base, onward), {t: T + 1}), some)
 
 
 def _unit_gradient(start: int, steps: int) -> arb:

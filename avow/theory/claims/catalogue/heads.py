@@ -21,6 +21,7 @@ from avow.theory.claims.catalogue.noise import (
     along_axes,
     as_probable,
     first_and_others,
+    key_a,
     mu,
     orthonormal,
     stretched_score,
@@ -28,7 +29,7 @@ from avow.theory.claims.catalogue.noise import (
 )
 from avow.theory.claims.catalogue.singular import inner_products
 from avow.theory.claims.claim import Formula, claims_on
-from avow.theory.claims.formal import Chance, Spans, Statement, decimal, real, whole
+from avow.theory.claims.formal import Chance, Spans, Statement, decimal, each, real, whole
 from avow.theory.claims.kernel import Step, when_so
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.toolbox import enclosed, kept
@@ -315,6 +316,135 @@ def heads_gauss(against: Refutation, proof: Proof, law: Law) -> None:
     for name, away in (("as here, β = 50", False), ("by −ln((n−1)/ε) on every other key", True)):
         heads = robust_heads(1000, 0.01, GaussianLaw(), least=None if away else math.log(99900) / 50, away=away)
         proof.shows(kept(heads, f"the library's heads, {name}", probability=heads.success))
+
+
+alpha, level = real("alpha L")
+
+
+class Gaps(NamedTuple):
+    """The variance of a head's gap over β²: under isotropic noise, and with the first key's own beside it."""
+
+    isotropic: Formula = lambda alpha: 2 * alpha
+    own: Formula = lambda alpha: 2 * alpha + Rational(1, 2)
+
+    def law(self, own: bool) -> Any:
+        """How often a gap of mean β and this variance is at least L."""
+        variance = beta**2 * (self.own if own else self.isotropic)(alpha)
+        return (1 + erf((beta - level) / sqrt(2 * variance))) / 2
+
+
+def _ahead(head: int, own: bool) -> Any:
+    """That a head's key is far enough ahead of the other key, without and with the first key's own noise."""
+    query, keys = beta * mu[head, f], (key_a(f, Rational(int(own), 2)), mu[2, f] + sqrt(alpha) * w[2, f])
+    return Sum(keys[head - 1] * query, (f, 1, d)) - Sum(keys[2 - head] * query, (f, 1, d)) >= level
+
+
+def _under_both(**more: Any) -> Statement:
+    def case(quiet: arb, loud: arb, size: arb) -> dict[Any, Any]:
+        return {d: 2, mu: along_axes(2), alpha: decimal(quiet), beta: loud, eps: decimal(size)}
+
+    return Statement(
+        variables={
+            **{d: _KEYS[d], mu: "the means of the two keys", alpha: "the variance of the isotropic noise"},
+            **{beta: "the length of the queries", eps: "what the other key may have"},
+        },
+        given=[alpha > 0, beta > 0, eps > 0, eps < 1, orthonormal(2)],
+        where={level: log(1 / eps)},
+        notes=[
+            *_TWO_HEADS,
+            "the noise is normal, of mean zero; the first key's own has variance ½, lies along its mean, and comes"
+            " beside the isotropic noise",
+            "a score that is ln(1/ε) ahead has a weight of 1/(1 + ε), and one that is less has less",
+        ],
+        spans=Spans({"α": (0.001, 0.1), "β": (1, 100), "ε": (0.01, 0.9)}, case),
+        **more,
+    )
+
+
+def _equally_well(_: Gaps) -> Statement:
+    pairs = ((Chance(w, _ahead(head, own=False)), Chance(w, _ahead(head, own=True))) for head in (1, 2))
+    return _under_both(
+        then={name: Eq(*pair) for name, pair in zip(("first", "second"), pairs, strict=True)},
+        terms={"ahead": log(1 / eps)},
+    )
+
+
+def _one_of_them(gaps: Gaps) -> Statement:
+    alone, limit, calm = gaps.law(own=False), (1 + erf(1)) / 2, (1 + erf(1 / (4 * sqrt(alpha)))) / 2
+    return _under_both(
+        then={
+            "isotropic": Eq(Chance(w, _ahead(1, own=False)), alone),
+            "own": Eq(Chance(w, _ahead(1, own=True)), gaps.law(own=True)),
+            "second": And(*(Eq(Chance(w, _ahead(2, own)), alone) for own in (False, True))),
+            "both": Chance(w, And(*(_ahead(head, own=False) for head in (1, 2)))) >= 2 * alone - 1,
+            "calm": Implies(beta >= 2 * level, alone >= calm),
+            "never": gaps.law(own=True) <= limit,
+        },
+        terms={
+            **{"alone": alone, "own": gaps.law(own=True), "both": 2 * alone - 1, "limit": limit, "calm": calm},
+            **{"long": beta >= 2 * level, "level": level, "ahead": log(1 / eps)},
+        },
+    )
+
+
+@claim(
+    "heads-both-noises",
+    expected="corrected",
+    formal=_equally_well,
+    amendment=_one_of_them,
+    plain="Two heads, one for each value, perform equally well under isotropic noise and where the first key has noise"
+    " along its own mean, too: each head's key is ahead of the other by {ahead} as often.",
+    amended_plain="Under isotropic noise each head's key is ahead by {level}, which is {ahead}, with probability {alone},"
+    " and both at once with {both} or more. Where {long}, the first of these is at least {calm} whatever the queries'"
+    " length: as the noise vanishes, two heads always average. With noise along the first key's mean the second head"
+    " does as well as before, and the first with probability {own}, never above {limit}.",
+    subject=Gaps(),
+    sabotage={
+        "only one of the two keys moves": Gaps(isotropic=lambda alpha: alpha),
+        "½ taken for the standard deviation": Gaps(own=lambda alpha: 2 * alpha + Rational(1, 4)),
+        "the isotropic noise forgotten": Gaps(own=lambda alpha: Rational(1, 2) + 0 * alpha),
+    },
+    picture=_gauss_picture,
+)
+def heads_both_noises(against: Refutation, proof: Proof, gaps: Gaps) -> None:
+    case = {d: 2, mu: along_axes(2), alpha: Fraction(1, 1000), beta: 100, eps: Fraction(1, 100)}
+    says = "α = 0.001, β = 100, ε = 0.01: the first head is ahead nearly always, or 91 times in 100"
+    against.case(case, says, "first")
+    quiet, loud, size, less = (proof.given(one) for one in (alpha > 0, beta > 0, eps > 0, eps < 1))
+    products = {pair: inner_products(proof, orthonormal(2), *pair) for pair in ((1, 1), (1, 2), (2, 2))}
+    bound = log(1 / eps)
+    room = beta - bound
+
+    def law(head: int, own: bool) -> Step:
+        """A gap is β and a normal number."""
+        slope = sqrt(alpha) * beta * mu[head, f]
+        slopes = {head: -slope, 3 - head: slope}
+        if own and head == 1:
+            slopes |= {3: -sqrt(Rational(1, 2)) * beta * mu[1, f]}
+        noise = sum(Sum(one * w[place, f], (f, 1, d)) for place, one in slopes.items())
+        used = products[head, head], products[1, 2]
+        gap = proof.have(Eq(proof.statement.expanded(_ahead(head, own).lhs), beta - noise, evaluate=False), *used)
+        spread = beta**2 * (gaps.own if own and head == 1 else gaps.isotropic)(alpha)
+        normal = proof.chance_normal(w, slopes, (f, 1, d), room, spread, used[0], quiet, loud)
+        event = proof.statement.expanded(_ahead(head, own))
+        same = as_probable(proof, noise <= room, event, gap)
+        return proof.have(Eq(Chance(w, event), (1 + erf(room / sqrt(2 * spread))) / 2), normal, same)
+
+    first, second = proof.conclude("isotropic", law(1, own=False)), law(2, own=False)
+    proof.conclude("own", law(1, own=True))
+    proof.conclude("second", second, law(2, own=True))
+    one, two = (proof.statement.expanded(_ahead(head, own=False)) for head in (1, 2))
+    every = proof.chance_all(w, one, each(j, 2, 2, two))
+    alike = proof.chance_implied(w, And(one, each(j, 2, 2, two)), And(one, two), proof.member(each(j, 2, 2, two), 2))
+    proof.conclude("both", every, alike, first, second)
+    # erf rises.
+    lowest = 1 / (4 * sqrt(alpha))
+    rises = proof.rising(erf(t) - erf(lowest), t, lowest, quiet)
+    proof.conclude("calm", proof.at(rises, {t: room / sqrt(2 * beta**2 * gaps.isotropic(alpha))}), quiet, loud)
+    falls = proof.rising(erf(1) - erf(1 - t), t, 0)
+    ahead = proof.log_monotone(sympy.Integer(1), 1 / eps, size)
+    furthest = 1 - room / sqrt(2 * beta**2 * gaps.own(alpha))
+    proof.conclude("never", proof.at(falls, {t: furthest}), ahead, quiet, loud, size, less)
 
 
 def _identical(heads: Heads) -> Statement:

@@ -415,9 +415,9 @@ def _within_reach(_: Scaled) -> Statement:
     )
 
 
-def _key_a(place: Any) -> Any:
-    """A coordinate of key a: isotropic noise, and noise of variance ½ along its own mean."""
-    along = sqrt(Rational(1, 2)) * mu[1, place] * Sum(mu[1, k] * w[3, k], (k, 1, d))
+def key_a(place: Any, own: Any = Rational(1, 2)) -> Any:
+    """A coordinate of key a: isotropic noise, and noise of a variance of its own along its mean."""
+    along = sqrt(own) * mu[1, place] * Sum(mu[1, k] * w[3, k], (k, 1, d))
     return mu[1, place] + sqrt(alpha) * w[1, place] + along
 
 
@@ -444,9 +444,9 @@ def _bernoulli(scaled: Scaled) -> Statement:
             "half": Abs(below - Rational(1, 2)) <= Abs(level) / sqrt(2 * spread),
         },
         where={
-            length: Sum(_key_a(f) * mu[1, f], coordinates),
+            length: Sum(key_a(f) * mu[1, f], coordinates),
             first: exp(own_score) / (exp(own_score) + exp(other_score)),
-            own_score: Sum(_key_a(f) * query(f), coordinates),
+            own_score: Sum(key_a(f) * query(f), coordinates),
             other_score: Sum((mu[2, f] + sqrt(alpha) * w[2, f]) * query(f), coordinates),
         },
         terms={
@@ -490,7 +490,7 @@ def noise_one_key_gauss(against: Refutation, proof: Proof, scaled: Scaled) -> No
     # X is one and a normal number.
     along = {1: sqrt(alpha) * mu[1, f], 3: root * mu[1, f]}
     noise = sum(Sum(slope * w[place, f], coordinates) for place, slope in along.items())
-    own = Sum(_key_a(f) * mu[1, f], coordinates)
+    own = Sum(key_a(f) * mu[1, f], coordinates)
     moved = proof.have(Eq(own, 1 + noise, evaluate=False), products[0])
     for part, most in (("law", x), ("negative", sympy.Integer(0))):
         normal = proof.chance_normal(w, along, coordinates, most - 1, variance, products[0], quiet)

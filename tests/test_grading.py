@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import sympy
 
 from avow.errors import ParameterError
 from avow.theory.claims import claims_in
@@ -19,6 +21,10 @@ RIGHT = [
     ("copy-gap-enough", "log((n - 1)/eps)"),
     ("copy-gap-enough", r"\ln\frac{n-1}{\varepsilon}"),
     ("copy-gap-enough", "log(n) - log(eps)"),
+    ("copy-gap-enough", r"\log\frac{n-1}{\epsilon}"),
+    ("copy-gap-enough", "ln(n - 1) - ln(ε)"),
+    ("softmax-weight", r"\frac{a}{Z}"),
+    ("average-bias", "1 - β^t"),
     ("copy-gap-needed", r"-\ln\varepsilon"),
     ("softmax-weight", "1/(Z/a)"),
     ("moved-weights", r"2\frac{e^{\delta}-1}{e^{\delta}+1}"),
@@ -67,6 +73,33 @@ def test_every_answer_on_record_is_right_and_is_that_of_its_claim(question: str)
     if one.claim.formal is not None and not one.unique:
         judged = one.claim.judge_answer(one.put(one.function(one.read(one.answer))))
         assert judged.verdict == one.claim.expected, judged.trouble
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_right_answer_is_accepted_as_it_is_printed(question: str) -> None:
+    one = QUESTIONS[question]
+    printed = grade(one, one.answer).read
+    assert grade(one, printed).judgement == "right", printed
+    in_latex = sympy.latex(one.read(one.answer), ln_notation=True)
+    assert grade(one, in_latex).judgement == "right", in_latex
+    # What is printed is read, and not only compared: half of it is another answer.
+    assert grade(one, f"({printed})/2").judgement != "right" or not one.unique
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (r"\frac{n}{", r"answer='\frac{n}{' has a bracket without its partner; write LaTeX such as \ln\frac{n}{2}"),
+        (r"\frac{}{2}", r"answer='\frac{}{2}' is not a formula in LaTeX; write LaTeX such as \ln\frac{n}{2}"),
+        (r"n \le 2", r"answer='n \le 2' is not a real number; write LaTeX such as \ln\frac{n}{2}"),
+        (r"\frac{1}{0}", r"answer='\frac{1}{0}' is not a real number; write LaTeX such as \ln\frac{n}{2}"),
+        (r"\ln k", r"answer='\ln k' holds k; use the letters n, eps, ε"),
+        ("n^", "answer='n^' is not a formula; use numbers, n, eps, ε, pi, e, + - * / **, sqrt, ln, exp, log,"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_one_clear_error(typed: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        grade(QUESTIONS["copy-gap-enough"], typed)
 
 
 @pytest.mark.parametrize("typed", [*CODE[:6], r"\input{/etc/passwd}", r"\frac{1}{", "", "n +", "k / eps", r"\ln k"])

@@ -116,7 +116,7 @@ def test_a_mistake_stands_beside_the_field_and_goes_when_it_is_mended(browser: A
     found.page.fill("#formula", "x.__class__")
     found.page.wait_for_selector("[data-name=formula] #trouble:not([hidden])")
     said = found.page.inner_text("#trouble")
-    assert said.startswith("formula='x.__class__' holds 'x.__class__', which is not known here; known: sqrt, exp")
+    assert said.startswith("formula='x.__class__' holds 'x.__class__', which is not known here; known: sqrt, ln, exp")
     assert found.page.get_attribute("#formula", "aria-invalid") == "true"
     assert found.page.inner_text("#mark") == "no answer"
     found.page.fill("#formula", "x**3")

@@ -41,6 +41,7 @@ SCENES: dict[str, Scene] = {
     "heads-identical": _NOISE,
     "heads-discrete": _TWO_HEADS,
     "heads-gauss": Scene("explorer", "show=noise&heads=two&law=Gaussian", "Draw a Gaussian scale under two heads"),
+    "heads-both-noises": _TWO_HEADS,
     "self-attend-copies-self": Scene("explorer", "show=route&ahead=0", "Let every token read itself"),
     "route-by-weights": Scene("explorer", "show=route", "Route tokens by hand"),
     "features-unbiased": _FEATURES,
@@ -59,6 +60,7 @@ SCENES: dict[str, Scene] = {
     "relu-square-line": _SQUARE,
     "relu-square-deep": Scene("relu", "layers=many", "Build the deep network for x²"),
     "rnn-vanishing": _GRADIENT,
+    "rnn-chain": _GRADIENT,
     "rnn-exploding": _EXPLODING,
     "rnn-exploding-ratio": _EXPLODING,
     "momentum-ema": _STEPS,
@@ -67,6 +69,7 @@ SCENES: dict[str, Scene] = {
     "sgd-l2-decay": _STEPS,
     "adam-l2-vs-w": _STEPS,
     "adam-l2-magnitude": _STEPS,
+    "adam-l2-line": _STEPS,
     "l2-only-sgd": _STEPS,
 }
 

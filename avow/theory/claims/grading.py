@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import sympy
 from sympy import Symbol
@@ -49,12 +50,15 @@ class Question:
     spans: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def read(self, typed: str) -> Any:
-        """The formula of an answer in Python or LaTeX; it is read and never run."""
+        """The formula of an answer in Python, as answers are printed, or in LaTeX; it is read and never run."""
         symbols = {name: Symbol(name, positive=True) for name in self.letters}
         known = symbols | {_SPELLED[name]: symbol for name, symbol in symbols.items() if name in _SPELLED}
-        if "\\" in typed or "{" in typed or "^" in typed:
+        if "\\" in typed or "{" in typed:
             return _from_latex(typed, known)
-        return parse(typed, known)
+        try:
+            return parse(typed.replace("·", "*").replace("^", "**"), known)
+        except ParameterError as error:
+            raise ParameterError("answer", f"'{typed}'", error.rule, error.remedy) from error
 
     def function(self, formula: Any) -> Callable[..., Any]:
         """An answer as a function of its letters, which may be symbols or balls."""
@@ -171,32 +175,25 @@ def _apart(question: Question, one: Any, other: Any) -> str:
     return ""
 
 
-def _within(low: float, high: float, part: float) -> Fraction:
-    """A short fraction between two ends, whole where they are."""
-    number = Fraction(low + (high - low) * part).limit_denominator(100)
-    return Fraction(round(number)) if isinstance(low, int) and isinstance(high, int) else number
-
-
 def _from_latex(typed: str, known: Mapping[str, Any]) -> Any:
     require("latex2sympy2_extended", purpose="to read LaTeX")
-    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 
+    def refuse(rule: str, remedy: str = r"write LaTeX such as \ln\frac{n}{2}") -> NoReturn:
+        raise ParameterError("answer", f"'{typed}'", rule, remedy)
+
+    # A logarithm without a base is natural here, and the letter ε has a name in Python.
+    plainer = re.sub(r"\\log(?![_a-zA-Z])", r"\\ln", re.sub(r"(?<![\\a-zA-Z])eps(?![a-zA-Z])", "ε", typed))
     try:
-        formula = latex2sympy(typed).doit()
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ParameterError(
-            "answer", repr(typed), f"is not a formula: {first}", r"write LaTeX such as \ln\frac{n}{2}"
-        ) from error
+        formula = latex2sympy(plainer, conversion_config=ConversionConfig(lowercase_symbols=False)).doit()
+    except Exception:
+        unclosed = any(typed.count(one) != typed.count(other) for one, other in ("{}", "()"))
+        refuse("has a bracket without its partner" if unclosed else "is not a formula in LaTeX")
+    if not isinstance(formula, sympy.Expr) or formula.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
+        refuse("is not a real number")
     if "gamma" in known:
         formula = formula.xreplace({sympy.EulerGamma: known["gamma"]})
     letters = {symbol: known.get(_LATEX.get(symbol.name, symbol.name)) for symbol in formula.free_symbols}
-    strange = sorted(symbol.name for symbol, letter in letters.items() if letter is None)
-    if strange:
-        raise ParameterError(
-            "answer", repr(typed), f"holds {', '.join(strange)}", f"use the letters {', '.join(known)}"
-        )
-    formula = formula.xreplace(letters)
-    return formula.replace(
-        lambda term: isinstance(term, sympy.log) and len(term.args) == 2, lambda term: sympy.log(term.args[0])
-    )
+    if strange := sorted(symbol.name for symbol, letter in letters.items() if letter is None):
+        refuse(f"holds {', '.join(strange)}", f"use the letters {', '.join(known)}")
+    return formula.xreplace(letters)

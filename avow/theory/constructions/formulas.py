@@ -162,5 +162,5 @@ def _refuse(text: str, rule: str, remedy: str) -> NoReturn:
 
 
 def _functions() -> tuple[str, ...]:
-    """The functions that balls are known for, and the root, which is a power."""
-    return ("sqrt", *FUNCTIONS)
+    """The functions that balls are known for, the root, which is a power, and another name of the logarithm."""
+    return ("sqrt", "ln", *FUNCTIONS)

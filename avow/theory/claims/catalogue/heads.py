@@ -18,6 +18,7 @@ from sympy import And, Eq, Equivalent, Implies, Or, Rational, Sum, erf, exp, log
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.theory.claims.catalogue.noise import (
+    HALF,
     along_axes,
     as_probable,
     first_and_others,
@@ -335,7 +336,7 @@ class Gaps(NamedTuple):
 
 def _ahead(head: int, own: bool) -> Any:
     """That a head's key is far enough ahead of the other key, without and with the first key's own noise."""
-    query, keys = beta * mu[head, f], (key_a(f, Rational(int(own), 2)), mu[2, f] + sqrt(alpha) * w[2, f])
+    query, keys = beta * mu[head, f], (key_a(f, HALF if own else 0), mu[2, f] + sqrt(alpha) * w[2, f])
     return Sum(keys[head - 1] * query, (f, 1, d)) - Sum(keys[2 - head] * query, (f, 1, d)) >= level
 
 
@@ -394,10 +395,10 @@ def _one_of_them(gaps: Gaps) -> Statement:
     amendment=_one_of_them,
     plain="Two heads, one for each value, perform equally well under isotropic noise and where the first key has noise"
     " along its own mean, too: each head's key is ahead of the other by {ahead} as often.",
-    amended_plain="Under isotropic noise each head's key is ahead by {level}, which is {ahead}, with probability {alone},"
-    " and both at once with {both} or more. Where {long}, the first of these is at least {calm} whatever the queries'"
-    " length: as the noise vanishes, two heads always average. With noise along the first key's mean the second head"
-    " does as well as before, and the first with probability {own}, never above {limit}.",
+    amended_plain="Under isotropic noise each head's key is ahead by {level}, which is {ahead}, with probability"
+    " {alone}, and both are at once with {both} or more. Where {long}, each head's is at least {calm}, which rises to"
+    " one as the noise vanishes, however long the queries are. With noise along the first key's mean the second head"
+    " does as well as before, and the first with probability {own}, which never exceeds {limit}.",
     subject=Gaps(),
     sabotage={
         "only one of the two keys moves": Gaps(isotropic=lambda alpha: alpha),

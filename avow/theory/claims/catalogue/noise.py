@@ -29,6 +29,7 @@ n, d, i, j, f, k = whole("n d i j f k")
 alpha, beta, delta, eps, x, t = real("alpha beta delta varepsilon x t")
 mu, w = sequence("mu w")
 coordinates, every_key = (f, 1, d), (j, 1, n)
+HALF = Rational(1, 2)
 
 
 def orthonormal(count: Any) -> Any:
@@ -415,7 +416,7 @@ def _within_reach(_: Scaled) -> Statement:
     )
 
 
-def key_a(place: Any, own: Any = Rational(1, 2)) -> Any:
+def key_a(place: Any, own: Any = HALF) -> Any:
     """A coordinate of key a: isotropic noise, and noise of a variance of its own along its mean."""
     along = sqrt(own) * mu[1, place] * Sum(mu[1, k] * w[3, k], (k, 1, d))
     return mu[1, place] + sqrt(alpha) * w[1, place] + along

@@ -608,7 +608,8 @@ def _adam_steps(*numbers: Any) -> dict[Any, Any]:
     """Three steps: the strength, the first weight, and by step the gradient, the step size and the average's share."""
     strength, start, *rest = map(decimal, numbers)
     gradients, sizes, shares = rest[:3], rest[3:6], [Fraction(1), *rest[6:]]
-    weights, means = [start], [[], [], []]
+    weights = [start]
+    means: list[list[Fraction]] = [[], [], []]
     for gradient, size, part in zip(gradients, sizes, shares, strict=True):
         for mean, one in zip(means, (gradient + 2 * strength * weights[-1], gradient, weights[-1]), strict=True):
             mean.append(mean[-1] + part * (one - mean[-1]) if mean else one)
@@ -643,7 +644,7 @@ def _line_of_adam(add: Formula, averages: Sequence[list[Any]], **more: Any) -> S
         then={"line": Eq(x[T + 1], line), **more.pop("then", {})},
         terms={"penalty": add(gamma, x[T], y[T]), **more.pop("terms", {})},
         notes=[
-            "in Adam the share is c_t = (1 − β)/(1 − β^t), and the step s_t = η/(√v̂_t + ϵ), with the second moment v̂_t of"
+            "in Adam the share is c_t = (1 − β)/(1 − β^t), and the step s_t = η/(√v̂_t + ϵ), with the second moment of"
             " g + 2γθ; nothing rests on either",
         ],
         spans=_STEPS,
@@ -677,7 +678,7 @@ def _line_as_it_is(lines: PenaltyLine) -> Statement:
     amendment=_line_as_it_is,
     amended_plain="The penalty's gradients are averaged like all others: what it adds is {penalty}, at the average"
     " {mean} of the weights so far, and {as stated} only while they stand still. Decoupled decay with the share {rate}"
-    " takes the same step exactly when {rate} times the weight is {same}, which depends on the step's own size.",
+    " takes the same step exactly when {rate} times the weight is {same}, which depends on the size of the step.",
     subject=PenaltyLine(),
     sabotage={
         "the line as stated": PenaltyLine(amended=PenaltyLine().stated),

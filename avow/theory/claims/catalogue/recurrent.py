@@ -374,7 +374,12 @@ def _runs(chain: Chain, weights: Any, inputs: Any, one: Any, other: Any) -> dict
     for step in inputs:
         for run in states:
             outs = list(map(_cut, run[-1]))
-            run.append([sum((w * o for w, o in zip(row, outs, strict=True)), b) for row, b in zip(weights, step)])
+            run.append(
+                [
+                    sum(w * o for w, o in zip([*row, 1], [*outs, b], strict=True))
+                    for row, b in zip(weights, step, strict=True)
+                ]
+            )
     pairs = [list(zip(*now, strict=True)) for now in zip(*states, strict=True)]
     case = {
         **{T: len(inputs), d: size, W: weights, x: inputs, h: states[0], g: states[1]},
@@ -450,7 +455,9 @@ def _chained(chain: Chain) -> Statement:
 def rnn_chain(against: Refutation, proof: Proof, chains: Versions) -> None:
     one, nought, chain = Fraction(1), Fraction(0), chains.amended
     index = _runs(chains.stated, [[one]], [[-5 * one]], [one], [2 * one])
-    against.case(index, "one unit that a step turns off: its slope is 1 before and 0 after, and the change stays 1", "factor")
+    against.case(
+        index, "one unit that a step turns off: its slope is 1 before and 0 after, and the change stays 1", "factor"
+    )
     turned = [[one, nought], [one, one]], [[-5 * one, nought], [nought, nought]]
     order = _runs(chains.stated, *turned, [one, one], [2 * one, one])
     against.case(order, "two steps whose factors do not commute", "product")
@@ -470,9 +477,7 @@ def rnn_chain(against: Refutation, proof: Proof, chains: Versions) -> None:
     carried_on = each(i, 1, d, Eq(z[t, i], Sum(P[t, i, k] * z[1, k], (k, 1, d))))
     so_far, before = Implies(t <= T + 1, carried_on), And(now, carried_on)
     entry = proof.member(_FIRST, i), proof.member(_FIRST.args[3], k)
-    ones = proof.sum_same(
-        P[1, i, k] * z[1, k], z[1, k] * KroneckerDelta(k, i), (k, 1, d), first, *entry, when=unit
-    )
+    ones = proof.sum_same(P[1, i, k] * z[1, k], z[1, k] * KroneckerDelta(k, i), (k, 1, d), first, *entry, when=unit)
     base = proof.have(Implies(unit, carried_on.args[3].subs(t, 1)), ones, proof.sum_delta(z[1, k], (k, 1, d), i))
     base = proof.every(carried_on.subs(t, 1), base)
     inner = W[i, j] * s[t, j]

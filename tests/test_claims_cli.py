@@ -119,7 +119,7 @@ def test_a_verdict_that_differs_and_a_sabotage_that_passes_fail_the_run_by_name(
     done = run("run", "--user", "own.py", "--html", "page.html", "--json", code=1)
     document = json.loads(done.stdout)
     faults = [
-        "mistaken: refuted, recorded as proved: x^2 ≥ 2·x: it does not follow: x = 1",
+        "mistaken: refuted, recorded as proved: x = 1/2",
         "gullible: accepts what was broken on purpose (any)",
     ]
     assert document["faults"] == faults and all(f"{fault}\n" in done.stderr for fault in faults)

@@ -23,6 +23,7 @@ RIGHT = [
     ("copy-gap-enough", "log(n) - log(eps)"),
     ("copy-gap-enough", r"\log\frac{n-1}{\epsilon}"),
     ("copy-gap-enough", "ln(n - 1) - ln(ε)"),
+    ("copy-gap-enough", r"ln(\frac{n-1}{eps})"),
     ("softmax-weight", r"\frac{a}{Z}"),
     ("average-bias", "1 - β^t"),
     ("copy-gap-needed", r"-\ln\varepsilon"),

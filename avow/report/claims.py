@@ -130,8 +130,12 @@ def faults(findings: Iterable[Finding]) -> list[str]:
     """What contradicts the record, one line each."""
     lines = []
     for finding in findings:
-        why = f": {finding.trouble}" if finding.trouble else ""
         if not finding.as_recorded:
+            cases = [step.facts for step in finding.evidence if step.kind == "counterexample"]
+            shown = [
+                f"{name} = {x}" for name, x in (cases or [{}])[0].items() if name not in ("evaluated by", "excess")
+            ]
+            why = f": {finding.trouble or ', '.join(shown)}".rstrip(": ")
             lines.append(f"{finding.claim.id}: {finding.verdict}, recorded as {finding.claim.expected}{why}")
         for name, rejected in finding.sabotages.items():
             if not rejected:

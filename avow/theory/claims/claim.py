@@ -281,8 +281,10 @@ class Claim:
             verdict, trouble = "supported", "only a formal statement can be proved: give formal=Statement(…)"
         if verdict == "no verdict" and not trouble:
             trouble = _lacking(evidence)
-        if trouble and not raised and strict and self.formal and self.falsifier and subject is self.subject:
-            evidence, verdict = [*evidence, *(found := _searched(self))], "refuted" if found else verdict
+        searched = trouble and not raised and strict and self.formal and self.falsifier and subject is self.subject
+        if searched and (found := _searched(self)):
+            # A case speaks for itself, better than what a prover made of its unknowns.
+            evidence, verdict, trouble = [*evidence, *found], "refuted", trouble if self.amended else ""
         return Finding(self, verdict, tuple(evidence), time.perf_counter() - start, trouble, raised)
 
     def _formal_evidence(self, subject: Any, strict: bool) -> Iterator[Evidence]:

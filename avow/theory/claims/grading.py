@@ -183,7 +183,9 @@ def _from_latex(typed: str, known: Mapping[str, Any]) -> Any:
         raise ParameterError("answer", f"'{typed}'", rule, remedy)
 
     # A logarithm without a base is natural here, and the letter ε has a name in Python.
-    plainer = re.sub(r"\\log(?![_a-zA-Z])", r"\\ln", re.sub(r"(?<![\\a-zA-Z])eps(?![a-zA-Z])", "ε", typed))
+    # Names may be typed as in Python, and a logarithm without a base is the natural one.
+    plainer = re.sub(r"(?<![\\a-zA-Z])(ln|log|exp|tanh)(?![a-zA-Z])", r"\\\1", typed)
+    plainer = re.sub(r"\\log(?![_a-zA-Z])", r"\\ln", re.sub(r"(?<![\\a-zA-Z])eps(?![a-zA-Z])", "ε", plainer))
     try:
         formula = latex2sympy(plainer, conversion_config=ConversionConfig(lowercase_symbols=False)).doit()
     except Exception:

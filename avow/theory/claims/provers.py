@@ -255,7 +255,9 @@ class _Translator:
         found = [
             (text(term), model.eval(unknown)) for term, unknown in self.unknowns.items() if not isinstance(term, tuple)
         ]
-        return ", ".join(f"{name} = {number}" for name, number in found[:6]) or "whatever the variables are"
+        case = ", ".join(f"{name} = {number}" for name, number in found[:6]) or "whatever the variables are"
+        opaque = next((text(term) for term in self.unknowns if not isinstance(term, tuple | Symbol | Indexed)), "")
+        return f"{case}; of terms like {opaque} no more is known than the steps say" if opaque else case
 
 
 def _to_power(base: Any, exponent: int) -> Any:

@@ -396,13 +396,17 @@ def _runs(chain: Chain, weights: Any, inputs: Any, one: Any, other: Any) -> dict
     return case | {P: products}
 
 
+def _factors(chain: Chain) -> Any:
+    """Every step adds its factor to the product."""
+    return each(t, 1, T, each(i, 1, d, each(k, 1, d, Eq(P[t + 1, i, k], chain.product(t, i, k)))))
+
+
 def _chained(chain: Chain) -> Statement:
     def case(*numbers: Any) -> dict[Any, Any]:
         n = list(map(decimal, numbers))
         return _runs(chain, [n[0:2], n[2:4]], [n[4:6], n[6:8]], n[8:10], n[10:12])
 
     names = ["w₁₁", "w₁₂", "w₂₁", "w₂₂", "x₁₁", "x₁₂", "x₂₁", "x₂₂", "h₁", "h₂", "g₁", "g₂"]
-    grows = each(t, 1, T, each(i, 1, d, each(k, 1, d, Eq(P[t + 1, i, k], chain.product(t, i, k)))))
     return Statement(
         variables={
             T: "the number of steps",
@@ -415,7 +419,7 @@ def _chained(chain: Chain) -> Statement:
             s: "the slopes of the activation between the two, by step and unit",
             P: "the product of the factors so far",
         },
-        given=[T >= 1, *_RUNS, _APART, _CHORDS, _FIRST, grows],
+        given=[T >= 1, *_RUNS, _APART, _CHORDS, _FIRST, _factors(chain)],
         then={
             "factor": each(i, 1, d, Eq(z[T + 1, i], chain.factor(T, i))),
             "product": each(i, 1, d, Eq(z[T + 1, i], _CARRIED_ON)),
@@ -462,7 +466,7 @@ def rnn_chain(against: Refutation, proof: Proof, chains: Versions) -> None:
     order = _runs(chains.stated, *turned, [one, one], [2 * one, one])
     against.case(order, "two steps whose factors do not commute", "product")
     some, *runs = map(proof.given, (T >= 1, *_RUNS))
-    apart, chords, first, grows = map(proof.given, (_APART, _CHORDS, _FIRST, proof.statement.given[-1]))
+    apart, chords, first, grows = map(proof.given, (_APART, _CHORDS, _FIRST, _factors(chain)))
     now, unit = And(t >= 1, t <= T), And(i >= 1, i <= d)
     states = [(proof.member(run.formula, t), proof.member(run.formula.args[3], i)) for run in runs]
     slope = proof.member(_CHORDS, t), proof.member(_CHORDS.args[3], j)

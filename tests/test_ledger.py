@@ -32,8 +32,8 @@ RECORDED = {
         relu-square-best relu-square-deep relu-square-no-bias relu-square-far relu-continuous features-trade
         rnn-two-forms rnn-vanishing ema-unrolled ema-bias sgd-l2-decay adam-l2-vs-w""",
     "corrected": """copy-possible noise-isotropic noise-one-key-gauss heads-discrete heads-gauss
-        heads-both-noises project-out project-out-oblique cost-exact cost-bottleneck features-unbiased features-variance perceiver-cost
-        relu-linear-a rnn-chain rnn-exploding rnn-exploding-ratio momentum-ema
+        heads-both-noises project-out project-out-oblique cost-exact cost-bottleneck features-unbiased
+        features-variance perceiver-cost relu-linear-a rnn-chain rnn-exploding rnn-exploding-ratio momentum-ema
         adam-l2-line""",
     "refuted": """finite-mask softmax-stored sinusoid-stored share-of-the-rest nearest-key average-bisector
         copy-shortest

@@ -1,18 +1,15 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-First come equality and signs in symbols (SymPy), then fractions, balls and laws, then what refutes; `search`
-is the weakest, support and never proof. A ball is a number with a radius (python-flint's `arb`): the true value lies
-within it, so a comparison of balls that comes out true is proved.
+First comes equality in symbols (SymPy), then fractions and balls, then what refutes; `search` is the weakest, support
+and never proof. A ball is a number with a radius (python-flint's `arb`): the true value lies within it, so a comparison
+of balls that comes out true is proved.
 
 Args:
     left, right: the two sides; numbers in them are exact, never floats.
-    expression: a SymPy expression without floats.
     says: the step in words, for whoever reads the proof.
     amended: whether the step is about the correction and not about the statement.
     holds: the outcome of the comparison, True or False.
     facts: the numbers worth showing beside the step, by name.
-    number: gives the number as a ball, in the precision that is set when it is called.
-    dtype: a floating point type of torch.
 """
 
 from __future__ import annotations
@@ -29,16 +26,6 @@ from avow.theory.claims.evidence import Evidence, Unproved
 from avow.theory.constructions.construction import Construction
 
 
-def symbols(**names: str) -> list[Any]:
-    """Symbols by what is known of them: symbols(real="x y", positive="p", integer_nonnegative="n").
-
-    Args:
-        **names: to each kind of symbol, the names of those that are of it.
-    """
-    known = {kind: dict.fromkeys(kind.split("_"), True) for kind in names}
-    return [sympy.Symbol(name, **known[kind]) for kind, words in names.items() for name in words.split()]
-
-
 def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
     """Two expressions are equal, symbolically, wherever both are defined."""
     left, right = _exact(left), _exact(right)
@@ -47,25 +34,6 @@ def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidenc
         hint = "to refute a statement, yield toolbox.counterexample with numbers at which it fails"
         raise Unproved(f"{says}: the two sides differ by {difference}; {hint}")
     return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
-
-
-def nonnegative(expression: Any, says: str, amended: bool = False) -> Evidence:
-    """An expression is never negative under the assumptions its symbols carry; SymPy must be able to see it."""
-    return _signed("nonnegative", expression, says, amended)
-
-
-def positive(expression: Any, says: str, amended: bool = False) -> Evidence:
-    """An expression is above zero under the assumptions its symbols carry; SymPy must be able to see it."""
-    return _signed("positive", expression, says, amended)
-
-
-def _signed(sign: str, expression: Any, says: str, amended: bool) -> Evidence:
-    expression = _exact(expression)
-    for rewritten in (lambda given: given, sympy.simplify, sympy.factor, sympy.expand):
-        form = rewritten(expression)
-        if getattr(form, f"is_{sign}"):
-            return Evidence("symbolic", says, {sign: sympy.latex(form)}, amended)
-    raise Unproved(f"{says}: cannot see that {expression} is {sign}")
 
 
 def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evidence:

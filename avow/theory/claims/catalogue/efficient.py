@@ -264,7 +264,6 @@ def _weaker_picture() -> Chart:
 
 
 x, t, b, eps = sequence("x"), real("t"), whole("b"), real("varepsilon")
-nothing_left = (b, 1, n - d)
 column = exp(K[j, f]) / Sum(exp(K[j, f]), every_key)
 separable = Sum(exp(Q[i, f]) / Sum(exp(Q[i, f]), every_coordinate) * column, every_coordinate)
 every_query = (i, 1, n)

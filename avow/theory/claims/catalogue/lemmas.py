@@ -525,7 +525,6 @@ def _merge_picture() -> Chart:
 
 
 shard = [(ell, o) for ell, o in zip(real("ell_1 ell_2 ell_3"), real("o_1 o_2 o_3"), strict=True)]
-first_part, second_part = (Sum(exp(s[j]), limits) for limits in (kept_keys, dropped_keys))
 
 
 def _merging(merge: Formula) -> Statement:

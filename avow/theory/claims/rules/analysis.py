@@ -21,10 +21,6 @@ SMOOTH = (exp, log, sympy.sin, sympy.cos, sympy.tanh, sympy.sinh, sympy.cosh, sy
 class Analysis(Kernel):
     """What is known of functions of real numbers."""
 
-    def exp_positive(self, u: Any, *uses: Step) -> Step:
-        r""":math:`e^u > 0`."""
-        return self._rule(exp(u) > 0, "exp is positive", uses, u)
-
     def exp_monotone(self, a: Any, b: Any, *uses: Step) -> Step:
         r""":math:`a \le b \iff e^a \le e^b`."""
         return self._rule(Equivalent(a <= b, exp(a) <= exp(b)), "exp rises", uses, a, b)
@@ -36,14 +32,6 @@ class Analysis(Kernel):
     def log_monotone(self, a: Any, b: Any, *uses: Step) -> Step:
         r""":math:`a \le b \iff \ln a \le \ln b`, for positive a and b."""
         return self._rule(Equivalent(a <= b, log(a) <= log(b)), "ln rises", uses, log(a), log(b))
-
-    def log_product(self, a: Any, b: Any, *uses: Step) -> Step:
-        r""":math:`\ln(ab) = \ln a + \ln b`, for positive a and b."""
-        return self._rule(sympy.Eq(log(a * b), log(a) + log(b)), "ln of a product", uses, log(a), log(b))
-
-    def log_quotient(self, a: Any, b: Any, *uses: Step) -> Step:
-        r""":math:`\ln(a/b) = \ln a - \ln b`, for positive a and b."""
-        return self._rule(sympy.Eq(log(a / b), log(a) - log(b)), "ln of a quotient", uses, log(a), log(b))
 
     def discriminant(self, form: Any, y: Symbol, *uses: Step) -> Step:
         r""":math:`c_0 + c_1 y + c_2 y^2 \ge 0` for every real y gives :math:`c_1^2 \le 4 c_0 c_2`."""

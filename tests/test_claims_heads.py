@@ -43,6 +43,16 @@ def test_the_probability_of_both_heads_is_that_of_the_library() -> None:
     assert by_law < number(step("heads-gauss", "the limit, in numbers").facts["probability"]) < 0.92136
 
 
+@pytest.mark.parametrize(("part", "own"), [("isotropic", 0.0), ("own", 0.5**0.5)])
+def test_the_first_head_s_gap_has_the_law_of_the_claim(part: str, own: float) -> None:
+    alpha, beta, eps = 0.05, 10.0, 0.01
+    w = torch.randn(200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gap = beta * (1 + alpha**0.5 * (w[:, 0] - w[:, 1]) + own * w[:, 2])
+    case = {"alpha": Fraction(1, 20), "beta": 10, "varepsilon": Fraction(1, 100)}
+    claimed = by_claim("heads-both-noises", part, **case)
+    assert float((gap >= math.log(1 / eps)).double().mean()) == pytest.approx(claimed, abs=0.005)
+
+
 def test_weights_of_heads_are_those_of_a_softmax() -> None:
     t = math.log(100 / 0.01)
     for split in ([(1, 1)] * 2, [(1, 0), (0, 1)]):

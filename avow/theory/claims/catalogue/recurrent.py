@@ -16,7 +16,7 @@ from sympy import Abs, And, Eq, Implies, KroneckerDelta, Max, Sum
 from avow.core.chart import Chart, Table
 from avow.numerics.intervals import frobenius, precision
 from avow.theory.claims.claim import Formula, Versions, claims_on
-from avow.theory.claims.formal import Measured, Spans, Statement, decimal, each, instance, real, sequence, whole
+from avow.theory.claims.formal import Measured, Spans, Statement, decimal, each, real, sequence, whole
 from avow.theory.claims.kernel import Step
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.toolbox import enclosed
@@ -344,19 +344,24 @@ P = sequence("P")
 
 
 class Chain(NamedTuple):
-    """A step's factor on a change z, entry i; and how a step adds its own to the product, entry i, k."""
+    """A step's factor on a change z, entry i; and how a step adds its own to the product: terms j of entry i, k."""
 
     factor: Formula
     product: Formula
 
+    def longer(self, t: Any, i: Any, k: Any) -> Any:
+        """The product of one more step."""
+        entries = (lambda i, j: W[i, j]), (lambda j: s[t, j]), (lambda i, k: P[t, i, k])
+        return Sum(self.product(*entries, i, j, k), (j, 1, d))
+
 
 AS_WRITTEN = Chain(
     lambda t, i: s[t + 1, i] * Sum(W[i, j] * z[t, j], (j, 1, d)),
-    lambda t, i, k: Sum(P[t, i, j] * W[j, k] * s[t, k], (j, 1, d)),
+    lambda W, s, P, i, j, k: P(i, j) * W(j, k) * s(k),
 )
 IN_ORDER = Chain(
     lambda t, i: Sum(W[i, j] * s[t, j] * z[t, j], (j, 1, d)),
-    lambda t, i, k: Sum(W[i, j] * s[t, j] * P[t, j, k], (j, 1, d)),
+    lambda W, s, P, i, j, k: W(i, j) * s(j) * P(j, k),
 )
 _RUNS = [
     each(t, 1, T, each(i, 1, d, Eq(run[t + 1, i], Sum(W[i, j] * sigma(run[t, j]), (j, 1, d)) + x[t, i])))
@@ -386,19 +391,17 @@ def _runs(chain: Chain, weights: Any, inputs: Any, one: Any, other: Any) -> dict
         s: [[(_cut(b) - _cut(a)) / (b - a) if a != b else Fraction(0) for a, b in now] for now in pairs],
         z: [[b - a for a, b in now] for now in pairs],
     }
-    products = [[[Fraction(int(row == column)) for column in range(size)] for row in range(size)]]
-    for number in range(1, len(inputs) + 1):
-        entry = [
-            [instance(chain.product(number, row, column), case | {P: products}) for column in range(1, size + 1)]
-            for row in range(1, size + 1)
-        ]
-        products.append([[Fraction(int(one.p), int(one.q)) for one in row] for row in entry])
+    places = range(size)
+    products = [[[Fraction(int(row == column)) for column in places] for row in places]]
+    for now in case[s][:-1]:
+        entries = (lambda i, j: weights[i][j]), now.__getitem__, lambda i, k, last=products[-1]: last[i][k]
+        products.append([[sum(chain.product(*entries, i, j, k) for j in places) for k in places] for i in places])
     return case | {P: products}
 
 
 def _factors(chain: Chain) -> Any:
     """Every step adds its factor to the product."""
-    return each(t, 1, T, each(i, 1, d, each(k, 1, d, Eq(P[t + 1, i, k], chain.product(t, i, k)))))
+    return each(t, 1, T, each(i, 1, d, each(k, 1, d, Eq(P[t + 1, i, k], chain.longer(t, i, k)))))
 
 
 def _chained(chain: Chain) -> Statement:
@@ -424,7 +427,7 @@ def _chained(chain: Chain) -> Statement:
             "factor": each(i, 1, d, Eq(z[T + 1, i], chain.factor(T, i))),
             "product": each(i, 1, d, Eq(z[T + 1, i], _CARRIED_ON)),
         },
-        terms={"factor": chain.factor(T, i), "grows": chain.product(t, i, k), "product": _CARRIED_ON},
+        terms={"factor": chain.factor(T, i), "grows": chain.longer(t, i, k), "product": _CARRIED_ON},
         notes=[
             "σ is any function, entry by entry",
             "as one run nears the other, slopes become σ'(h_t), and the factors and their product ∂h_(t+1)/∂h_t and"
@@ -496,7 +499,7 @@ def rnn_chain(against: Refutation, proof: Proof, chains: Versions) -> None:
     step = grows.formula
     at = proof.member(step, t), proof.member(step.args[3], i), proof.member(step.args[3].args[3], k)
     entries = proof.sum_same(
-        P[t + 1, i, k] * z[1, k], chain.product(t, i, k) * z[1, k], (k, 1, d), grows, *at, when=And(now, unit)
+        P[t + 1, i, k] * z[1, k], chain.longer(t, i, k) * z[1, k], (k, 1, d), grows, *at, when=And(now, unit)
     )
     further = Implies(And(before, unit), carried_on.args[3].subs(t, t + 1))
     further = proof.have(further, stepped, known, swapped, entries)

@@ -405,9 +405,9 @@ def _factors(chain: Chain) -> Any:
 
 
 def _chained(chain: Chain) -> Statement:
-    def case(*numbers: Any) -> dict[Any, Any]:
+    def case(steps: int, *numbers: Any) -> dict[Any, Any]:
         n = list(map(decimal, numbers))
-        return _runs(chain, [n[0:2], n[2:4]], [n[4:6], n[6:8]], n[8:10], n[10:12])
+        return _runs(chain, [n[0:2], n[2:4]], [n[4:6], n[6:8]][:steps], n[8:10], n[10:12])
 
     names = ["w₁₁", "w₁₂", "w₂₁", "w₂₂", "x₁₁", "x₁₂", "x₂₁", "x₂₂", "h₁", "h₂", "g₁", "g₂"]
     return Statement(
@@ -433,7 +433,7 @@ def _chained(chain: Chain) -> Statement:
             "as one run nears the other, slopes become σ'(h_t), and the factors and their product ∂h_(t+1)/∂h_t and"
             " ∂h_(T+1)/∂h_1",
         ],
-        spans=Spans(dict.fromkeys(names, (-2, 2)), case),
+        spans=Spans({"steps": range(1, 3)} | dict.fromkeys(names, (-2, 2)), case),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import sympy
+from flint import arb
 from sympy import And, Eq, Implies, Sum, atan, exp, log
 
 from avow.errors import ParameterError
@@ -334,6 +336,15 @@ def test_a_false_claim_of_ones_own_is_refuted_by_the_search(name: str) -> None:
     assert found.verdict == "refuted" and not found.as_recorded
     assert not found.trouble, "a case says more than what a prover made of terms that it does not know"
     assert found.evidence[-1].kind == "counterexample" and "found by a search" in found.evidence[-1].says
+
+
+def test_fractions_are_compared_exactly_and_nothing_else_is() -> None:
+    thirds = Eq(Sum(a[j] / 3, (j, 1, 3)), 1, evaluate=False)
+    assert holds(thirds, {a: [1, 1, 1]}) is True
+    assert holds(thirds, {a: [1, 1, 1 + Fraction(1, 10**99)]}) is False
+    assert holds(thirds, {a: [arb(1) / 3 * 3, 1, 1]}) is None, "a ball is no fraction"
+    assert holds(Eq(sympy.sin(x) ** 2 + sympy.cos(x) ** 2, 1), {x: 1}) is None
+    assert holds(Eq(1 / x, 1 / x + y, evaluate=False), {x: 0, y: 0}) is None, "there is no 1/0"
 
 
 def test_one_is_not_two() -> None:

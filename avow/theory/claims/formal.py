@@ -665,10 +665,20 @@ class Prime(Judged):
         return None if exact is None else bool(sympy.isprime(int(exact)))
 
 
+_SIGNS = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
 def _compared(formula: Relational, case: Case) -> bool | None:
-    exact = _fraction(formula.lhs - formula.rhs, case)
+    exact = _difference(formula, case)
     if exact is not None:
-        return bool(formula.func(exact, 0))
+        return bool(_SIGNS[formula.rel_op](exact, 0))
     one, two = value(formula.lhs, case), value(formula.rhs, case)
     if not (one.is_finite() and two.is_finite()):
         return None
@@ -684,57 +694,58 @@ def _compared(formula: Relational, case: Case) -> bool | None:
     return True if sure[0] else False if sure[1] else None
 
 
-def _fraction(term: Any, case: Case) -> Any:
-    """A term's value as a fraction, if the case's numbers and the term are rational."""
-    if any(isinstance(number, arb) for number in _flat(case.values())) or term.has(sympy.Derivative):
+def _difference(formula: Relational, case: Case) -> Fraction | None:
+    """What the left side has over the right, if the case's numbers and the terms that do not cancel are rational."""
+    sides = _fraction(formula.lhs, case), _fraction(formula.rhs, case)
+    if sides[0] is not None and sides[1] is not None:
+        return sides[0] - sides[1]
+    left = _fraction(formula.lhs - formula.rhs, case)
+    # What cancels must have a value, too.
+    return left if left is not None and all(value(side, case).is_finite() for side in formula.args) else None
+
+
+def _fraction(term: Any, case: Case) -> Fraction | None:
+    try:
+        return _rational(term, case)
+    except (ArithmeticError, LookupError):
         return None
-    functions = term.atoms(sympy.Function, sympy.NumberSymbol)
-    if not all(isinstance(one, _EXACT) for one in functions) or not _is_rational(term):
-        return None
-    whole = {
-        index: sympy.Integer(int(number))
-        for index, number in case.items()
-        if not isinstance(number, list | tuple) and Fraction(number).denominator == 1
-    }
-    plain = {
-        name: sympy.Rational(*Fraction(number).as_integer_ratio())
-        for name, number in case.items()
-        if not isinstance(number, list | tuple)
-    }
-    term = term.xreplace(whole).replace(lambda one: isinstance(one, Sum), _written_out).xreplace(plain)
-    elements = {}
-    for element in term.atoms(sympy.Indexed):
-        number: Any = case.get(element.base)
-        if number is None:
-            return None
-        for index in element.indices:
-            if not index.is_Integer:
-                return None
-            number = number[_place(int(index))]
-        elements[element] = sympy.Rational(*Fraction(number).as_integer_ratio())
-    found = term.xreplace(elements).replace(lambda one: isinstance(one, Measured), _exactly)
-    return found if found.is_Rational else None
+
+
+def _rational(term: Any, case: Case) -> Fraction:
+    """A term's value as a fraction; an `ArithmeticError` where it is not rational for sure."""
+    if isinstance(term, sympy.Rational):
+        return Fraction(int(term.p), int(term.q))
+    if isinstance(term, Symbol | sympy.Indexed):
+        number = case[term.base if isinstance(term, sympy.Indexed) else term]
+        for index in term.indices if isinstance(term, sympy.Indexed) else ():
+            number = number[_place(_whole(index, case))]
+        if isinstance(number, arb):
+            raise ArithmeticError
+        return Fraction(number)
+    if isinstance(term, Sum):
+        return sum((_rational(part, inside) for part, inside in _parts(term, case)), Fraction(0))
+    if isinstance(term, sympy.Pow) and term.exp.is_Integer:
+        return _rational(term.base, case) ** int(term.exp)
+    compute = _EXACT.get(type(term))
+    if compute is None and not isinstance(term, Measured):
+        raise ArithmeticError
+    parts = [_rational(part, case) for part in term.args]
+    if compute is not None:
+        return Fraction(compute(*parts))
+    exact = term.exact([sympy.Rational(part.numerator, part.denominator) for part in parts])
+    return _rational(sympy.sympify(exact), {})
 
 
 # Functions that fractions go through as fractions.
-_EXACT = (sympy.Abs, sympy.Max, sympy.Min, sympy.floor, sympy.KroneckerDelta, Measured)
-
-
-def _exactly(one: Any) -> Any:
-    number = one.exact(one.args) if all(argument.is_Rational for argument in one.args) else None
-    return one if number is None else number
-
-
-def _is_rational(term: Any) -> bool:
-    return all(one.exp.is_Integer for one in term.atoms(sympy.Pow))
-
-
-def _flat(numbers: Iterable[Any]) -> Iterator[Any]:
-    for number in numbers:
-        if isinstance(number, list | tuple):
-            yield from _flat(number)
-        else:
-            yield number
+_EXACT: dict[Any, Any] = {
+    sympy.Add: lambda *parts: sum(parts),
+    sympy.Mul: lambda *parts: functools.reduce(operator.mul, parts),
+    sympy.Abs: abs,
+    sympy.Max: max,
+    sympy.Min: min,
+    sympy.floor: lambda x: x // 1,
+    sympy.KroneckerDelta: operator.eq,
+}
 
 
 def _all(answers: Iterable[bool | None]) -> bool | None:
@@ -767,7 +778,7 @@ def violation(formula: Formula, case: Case) -> arb:
         return violation(Implies(one, two), case).max(violation(Implies(two, one), case))
     if isinstance(formula, Relational):
         # What fractions show to be equal is; balls could only say that it may be.
-        if formula.rel_op == "==" and _fraction(formula.lhs - formula.rhs, case) == 0:
+        if formula.rel_op == "==" and _difference(formula, case) == 0:
             return arb(-1)
         gap = value(formula.lhs, case) - value(formula.rhs, case)
         if gap.is_exact() and gap == 0:
@@ -775,7 +786,7 @@ def violation(formula: Formula, case: Case) -> arb:
             return arb(-1 if formula.rel_op in ("<=", ">=", "==") else 1)
         if formula.rel_op in ("==", "!="):
             return abs(gap) if formula.rel_op == "==" else -abs(gap)
-        if formula.rel_op in ("<", ">") and _fraction(formula.lhs - formula.rhs, case) == 0:
+        if formula.rel_op in ("<", ">") and _difference(formula, case) == 0:
             return arb(1)
         return gap if formula.rel_op in ("<=", "<") else -gap
     answer = holds(formula, case)

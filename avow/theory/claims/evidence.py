@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Kind = Literal["symbolic", "rational", "balls", "counterexample", "search"]
-# Which cases a step speaks of: all that the statement does, some of them, or more than were looked at.
-Coverage = Literal["for all", "these cases", "extrapolated"]
+# Which cases a step speaks of: all that the statement does, or some of them.
+Coverage = Literal["for all", "these cases"]
 PROOFS: frozenset[str] = frozenset({"symbolic", "rational", "balls"})
 
 

@@ -98,7 +98,7 @@ def test_names_are_escaped() -> None:
 
 
 def test_a_certificate_that_is_computed_at_the_first_look_is_shown() -> None:
-    now = avow.attend(*heads()).certificate
+    now = avow.attend(*heads(), tol=1.0).certificate
     looks = []
 
     def later() -> dict[str, Any]:

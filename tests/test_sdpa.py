@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import avow
-from avow.core.certify import certify
+from avow.attend import run_certified
 from avow.errors import NonFiniteError, ParameterError
 
 ROOT = Path(__file__).parent.parent
@@ -269,7 +269,7 @@ def test_without_a_record_or_a_tolerance_the_answer_is_the_same_and_nothing_is_c
     expected = avow.attend(q, k, v, **options).out
     certified: list[object] = []
     monkeypatch.setattr(
-        sys.modules["avow.attend"], "certify", lambda *given: certified.append(given) or certify(*given)
+        sys.modules["avow.attend"], "run_certified", lambda *given: certified.append(given) or run_certified(*given)
     )
     assert torch.equal(avow.scaled_dot_product_attention(q, k, v, **options), expected) and not certified
     with avow.record() as certificates:

@@ -18,7 +18,7 @@ from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import ModelPlan, Setting, disable, enable, read_plan, verify
 from avow.integrations.transformers.call_view import CallView
 from avow.integrations.transformers.enabling import layers, own_cache, replaceable
-from avow.integrations.transformers.model_plan import _Audit, fingerprint
+from avow.integrations.transformers.model_plan import _Audit, fingerprint, verify_steps
 from avow.integrations.transformers.routing import by_heads
 from avow.numerics.softmax import softmax_average
 from avow.report.profile import verdict_line
@@ -226,6 +226,14 @@ def test_an_exact_plan_changes_nothing_and_a_loose_one_is_measured(monkeypatch: 
     assert (same.partial, loose.partial) == (0, 2 * (24 + 1 + 6))
     assert loose.exact_perplexity == pytest.approx(same.exact_perplexity)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(("places", "generate"), [(15, 0), (15, 1), (1, 0)])
+def test_verify_tells_of_as_many_steps_as_it_says(places: int, generate: int) -> None:
+    model, steps = long_model(), list[str]()
+    verify(model, planned(model, *[EXACT] * 4), ids(40), places, generate, steps.append)
+    assert len(steps) == verify_steps(places, generate) == 3 + generate
+    assert steps[-1].startswith(f"tokens {17 if generate else 1} to ")
 
 
 def test_verify_measures_what_generate_does_here() -> None:

@@ -291,6 +291,44 @@ def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, gradients(module), strict=True))
 
 
+# What code that called nn.MultiheadAttention gives `forward`, and the error.
+UNKNOWN: list[tuple[str, Any, str]] = [
+    (
+        "key_padding_mask",
+        torch.zeros(2, 3, dtype=torch.bool),
+        "key_padding_mask=a bool tensor of shape (2, 3) is not an argument of Attention.forward; use "
+        "mask=~key_padding_mask: True at the keys that may be seen",
+    ),
+    (
+        "need_weights",
+        False,
+        "need_weights=False is not an argument of Attention.forward; leave it out: the output alone",
+    ),
+    ("average_attn_weights", True, "average_attn_weights=True is not an argument of Attention.forward; leave it out"),
+    ("is_causal", True, "is_causal=True is not an argument of Attention.forward; use causal=True in the constructor"),
+    (
+        "attn_mask",
+        None,
+        "attn_mask=None is not an argument of Attention.forward; use causal=True in the constructor, or",
+    ),
+    (
+        "key",
+        None,
+        "key=None is not an argument of Attention.forward; use cross=True in the constructor and pass context",
+    ),
+    ("tol", 1e-2, "tol=0.01 is not an argument of Attention.forward; use attention.certified(x, tol=0.01)"),
+    ("contxt", None, "contxt=None is not an argument of Attention.forward; did you mean context?"),
+    ("dim", 3, "dim=3 is not an argument of Attention.forward; known arguments: x, context, mask, shard"),
+]
+
+
+def test_a_compiled_module_refuses_an_unknown_argument_in_the_same_words() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(attention("exact"), backend="eager")
+    with pytest.raises(ParameterError, match=r"is_causal=True is not an argument of Attention.forward; use"):
+        compiled(torch.randn(2, 5, 12), is_causal=True)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
@@ -370,6 +408,14 @@ def test_activation_checkpointing_changes_no_gradient(method: str) -> None:
             lambda: Attention(12, 4)(torch.zeros(2, 3, 12), mask=torch.zeros(2, 3)),
             ShapeError,
             "mask=float32 (2, 3) must be bool (2, 3); say for each key of each sequence whether it may be seen",
+        ),
+        *(
+            (
+                lambda name=name, value=value: Attention(12, 4)(torch.zeros(2, 3, 12), **{name: value}),
+                ParameterError,
+                words,
+            )
+            for name, value, words in UNKNOWN
         ),
         (
             lambda: Attention(12, 4, "low_rank")(torch.zeros(2, 3, 12)),

@@ -71,7 +71,14 @@ def test_a_profile_gives_a_page_a_plan_and_one_json_document_and_its_plan_is_ver
     avow.apply(model, "out/plan.json")
 
     more = ["--plan", "out/plan.json", "--tokens", "160", "--places", "16", "--generate", "4"]
-    verdict = json.loads(run("verify", folder, *more, "--json").stdout)
+    done = run("verify", folder, *more, "--json")
+    verdict, lines = json.loads(done.stdout), done.stderr.splitlines()
+    assert lines[:3] == [
+        "[1/4] the text before, by exact attention",
+        "[2/4] 21 tokens by exact attention",
+        "[3/4] tokens 1 to 16 of 21 under the plan",
+    ]
+    assert re.fullmatch(r"\[4/4\] tokens 17 to 21 of 21 under the plan · \d+:\d\d left", lines[3]) and len(lines) == 4
     assert verdict["kept"] and verdict["within"] and verdict["places"] == 16 and verdict["generated"] == 4
     assert verdict["plan"]["fingerprint"] == document["fingerprint"]
     assert max(verdict["bounds"].values()) <= 0.01 and verdict["divergence"] < 1e-2

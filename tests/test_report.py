@@ -403,6 +403,18 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
     assert shown.err == "[1/2] one\n[2/2] two\n" and shown.out == ""
 
 
+def test_the_time_left_is_that_of_the_steps_that_are_alike(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Begun at 0; the steps begin at 0, 100, 110 and 120 seconds: the first is unlike the others.
+    clock = iter([0.0, 100.0, 110.0, 120.0])
+    monkeypatch.setattr("avow.report.terminal.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with progress(4, alike=1) as tell:
+        for step in ("load", "a", "b", "c"):
+            tell(step)
+    assert capsys.readouterr().err == "[1/4] load\n[2/4] a\n[3/4] b · 0:20 left\n[4/4] c · 0:10 left\n"
+
+
 @pytest.mark.parametrize(
     ("said", "meant"),
     [

@@ -61,7 +61,7 @@ def profile(
         ids = tokens_of(loaded, words, tokens)
         decoder = loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder
         stopped = ""
-        with progress(len(replaceable(loaded.model)) + decoder, alike=True) as tell:
+        with progress(len(replaceable(loaded.model)) + decoder, alike=0) as tell:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ProfileInterrupted)  # said below
                 result = measure(loaded.model, ids, tol, budget, loaded.name, tell)
@@ -103,18 +103,20 @@ def verify(
     that was recomputed in float64 has a larger error than its certificate says.
     """
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
-    from avow.integrations.transformers.model_plan import check_places, read_plan
+    from avow.integrations.transformers.model_plan import check_places, read_plan, verify_steps
     from avow.integrations.transformers.model_plan import verify as compare
     from avow.report.charts import columns
     from avow.report.profile import verdict_line, verdict_table
-    from avow.report.terminal import bold
+    from avow.report.terminal import bold, progress
 
     planned, words = read_plan(plan), read_text(text)
     if tokens is not None:
         check_places(tokens, places)  # before the model is loaded
     with use_threads(threads):
         loaded = load_model(model)
-        verdict = compare(loaded.model, planned, tokens_of(loaded, words, tokens), places, generate)
+        ids = tokens_of(loaded, words, tokens)
+        with progress(verify_steps(places, generate), alike=2) as tell:
+            verdict = compare(loaded.model, planned, ids, places, generate, tell)
     present(as_json, verdict.plain(), columns(verdict_table(verdict)), "", bold(verdict_line(verdict)))
     if not verdict.kept:
         raise typer.Exit(1)

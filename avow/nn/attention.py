@@ -33,6 +33,15 @@ from avow.parameters import as_float, check_count, declared, suggestion
 _LOG = logging.getLogger(__name__)
 # What an answer may be required to keep, which is asked of a call and not of a module.
 _LIMITS = ("tol", "rtol", "confidence")
+# What a call of `nn.MultiheadAttention` says otherwise.
+_INSTEAD = {
+    "key_padding_mask": "use mask=~key_padding_mask: True at the keys that may be seen",
+    "attn_mask": "use causal=True in the constructor, or avow.attend(q, k, v, mask=…) for any other mask of pairs",
+    "is_causal": "use causal=True in the constructor",
+    "need_weights": "leave it out: the output alone is returned, and most methods never form the weights",
+    "average_attn_weights": "leave it out: the output alone is returned",
+    **dict.fromkeys(("key", "value"), "use cross=True in the constructor and pass context=…, or leave it out"),
+}
 _BASE = 10_000.0
 """Of the geometric sequence of rates at which positions turn."""
 
@@ -129,6 +138,7 @@ class Attention(nn.Module):
         context: Float[Tensor, "b s w"] | None = None,
         mask: Bool[Tensor, "b s"] | None = None,
         shard: Shard | None = None,
+        **unknown: Any,
     ) -> Float[Tensor, "b n w"]:
         """What each position reads; a position that may see no key reads zeros.
 
@@ -137,14 +147,18 @@ class Attention(nn.Module):
             context: what keys and values are made of, (batch, s, width); for `cross` alone.
             mask: True at the keys that may be seen, (batch, s): `nn.MultiheadAttention` says the opposite.
             shard: of sequences that processes hold between them, which part `x` is: its positions read from all parts.
+            **unknown: refused, with what to use instead.
 
         Returns:
             The output, (batch, n, width).
 
         Raises:
             ShapeError: sizes do not fit together.
-            ParameterError: there is a context without `cross`, or the other way round.
+            ParameterError: there is a context without `cross`, or the other way round, or an unknown argument.
         """
+        # Checked here: a wrapper that checks arguments would cost torch.compile a break in the graph.
+        for name, value in unknown.items():
+            raise _unknown(name, value)
         if shard is not None and not isinstance(shard, Shard):
             raise ParameterError("shard", type(shard).__name__, "must be a Shard", "leave it out in one process")
         leaks = self.causal and self.method.selects_landmarks
@@ -429,6 +443,14 @@ def _check_settings(method: str | Method, settings: Mapping[str, Any]) -> None:
         if name == "batch_first":
             remedy = "leave it out: batches come first"
         raise ParameterError(name, value_text(value), rule, suggestion(name, [*own, *known], remedy))
+
+
+def _unknown(name: str, value: object) -> ParameterError:
+    """The refusal of an argument that `Attention.forward` does not have."""
+    remedy = f"use attention.certified(x, {name}={value_text(value)})" if name in _LIMITS else _INSTEAD.get(name, "")
+    known = ("context", "mask", "shard")
+    remedy = remedy or suggestion(name, known, f"known arguments: x, {', '.join(known)}")
+    return ParameterError(name, value_text(value), "is not an argument of Attention.forward", remedy)
 
 
 @functools.cache

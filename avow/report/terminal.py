@@ -101,18 +101,22 @@ def bold(words: str) -> Text:
 
 
 @contextmanager
-def progress(steps: int, alike: bool = False) -> Iterator[Callable[[str], None]]:
+def progress(steps: int, alike: int | None = None) -> Iterator[Callable[[str], None]]:
     """A function to call with the name of each step as it begins.
 
-    The time left is shown from the second step on if the steps are `alike`, that is, take about as long as each other.
+    If the steps behind the first `alike` take about as long as each other, the time left is shown once one of them is
+    over.
     """
     begun, start = itertools.count(), time.monotonic()
 
     def named(step: str) -> tuple[int, str]:
+        nonlocal start
         done = next(begun)
-        if not (alike and done):
+        if done == alike:
+            start = time.monotonic()
+        if alike is None or done <= alike:
             return done, step
-        left = (time.monotonic() - start) / done * (steps - done)
+        left = (time.monotonic() - start) / (done - alike) * (steps - done)
         return done, f"{step} · {clock(left)} left"
 
     if not sys.stderr.isatty():

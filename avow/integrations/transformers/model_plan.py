@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,8 @@ _SAMPLE = 64
 _AUDITED = 4
 # Ratios of times within this of 1 say nothing on a machine that does other things too.
 _ALIKE = 0.03
+# Tokens under a plan between two lines about how far `verify` is.
+_PORTION = 16
 _WARM = 2
 
 
@@ -348,7 +351,14 @@ class Verdict:
 
 @declared()
 @torch.no_grad()
-def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32) -> Verdict:
+def verify(
+    model: Any,
+    plan: ModelPlan | str | Path,
+    ids: Tensor,
+    places: int = 128,
+    generate: int = 32,
+    tell: Callable[[str], None] = lambda step: None,
+) -> Verdict:
     """The model's predictions under a plan beside its own, for the last `places` tokens of a text (1, n), and beyond.
 
     The text before them is read once, by the model as it is. Under the plan the rest is read as `generate()` writes it:
@@ -360,6 +370,8 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
         ids: the text, (1, n).
         places: how many of its last tokens are predicted.
         generate: how many tokens are written after it.
+        tell: called with a line about each step, `verify_steps(places, generate)` in all; those from the third on take
+            about as long as each other.
 
     Returns:
         Perplexities, divergences, matching tokens, certificates and an audit.
@@ -376,16 +388,24 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
     if ids.ndim != 2 or ids.shape[0] != 1:
         raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length)", "pass one text")
     check_places(ids.shape[1], places)
+
+    def portion(read: int) -> None:
+        if read % _PORTION == 0:
+            last = min(read + _PORTION, places + 1 + generate)
+            tell(f"tokens {read + 1} to {last} of {places + 1 + generate} under the plan")
+
     with enabling.as_it_was(model):
         apply(model, plan)
         start = ids.shape[1] - places - 1
         past = enabling.own_cache(model)
         with enabling.without(model):
+            tell("the text before, by exact attention")
             model.base_model(ids[:, :start], past_key_values=past, use_cache=True)
+            tell(f"{places + 1 + generate} tokens by exact attention")
             exact, written = _read_on(model, [ids[:, start:]], copy.deepcopy(past), generate)
         audit = _Audit()
         with record() as certificates, watching(audit):
-            planned, rewritten = _read_on(model, ids[:, start:].split(1, 1), past, generate)
+            planned, rewritten = _read_on(model, ids[:, start:].split(1, 1), past, generate, portion)
     logs = [functional.log_softmax(x[:-1].double(), -1) for x in (exact, planned)]
     kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0)
     perplexity = [float(functional.nll_loss(x, ids[0, -places:]).exp()) for x in logs]
@@ -409,20 +429,42 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
     )
 
 
+def verify_steps(places: int, generate: int) -> int:
+    """How many steps `verify` tells of."""
+    return 2 + math.ceil((places + 1 + generate) / _PORTION)
+
+
 def _check_decoder(model: PreTrainedModel, rule: str, verb: str) -> None:
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ParameterError("model", type(model).__name__, rule, f"{verb} decoder-only language models")
 
 
-def _read_on(model: PreTrainedModel, parts: Iterable[Tensor], past: Any, generate: int) -> tuple[Tensor, list[int]]:
-    """The logits of all these tokens, (n, words), and the tokens that are likeliest one after another behind them."""
-    logits = torch.cat([model(ids, past_key_values=past, use_cache=True).logits[0].float() for ids in parts])
+def _read_on(
+    model: PreTrainedModel,
+    parts: Iterable[Tensor],
+    past: Any,
+    generate: int,
+    tell: Callable[[int], None] = lambda read: None,
+) -> tuple[Tensor, list[int]]:
+    """The logits of all these tokens, (n, words), and the tokens that are likeliest one after another behind them.
+
+    `tell` is called before each call of the model, with the number of tokens that were read.
+    """
+    read = 0
+
+    def logits_of(ids: Tensor) -> Tensor:
+        nonlocal read
+        tell(read)
+        read += ids.shape[1]
+        logits: Tensor = model(ids, past_key_values=past, use_cache=True).logits[0]
+        return logits
+
+    logits = torch.cat([logits_of(ids).float() for ids in parts])
     written: list[int] = []
     last = logits[-1]
     for _ in range(generate):
         written.append(int(last.argmax()))
-        ids = torch.tensor([written[-1:]], device=logits.device)
-        last = model(ids, past_key_values=past, use_cache=True).logits[0, -1]
+        last = logits_of(torch.tensor([written[-1:]], device=logits.device))[-1]
     return logits, written
 
 

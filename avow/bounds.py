@@ -67,7 +67,7 @@ _PAIRS = 2**22
 class AnyOrder(Exact):
     """Exact attention by a kernel of which nothing is known but the type of its sums."""
 
-    averages: ClassVar[bool] = False  # the answers that are judged are not at hand
+    averages: ClassVar[bool] = False  # the answers that are judged are not available
 
     def _many_at_once(self, p: Problem) -> bool:
         return False
@@ -473,8 +473,8 @@ def bound_quantised(
         named = (("key_residuals", key_residuals), ("value_residuals", value_residuals))
         found = _from_residuals(wide, *(_residuals(name, x, wide) for name, x in named))
     total, keys, values, unit, length, out = found
-    told = {"known": "k and v" if known else "residual norms"}
-    certificate, loss = _certificate(p, wide, "quantised", told, total, length, out, unit)
+    basis = {"known": "k and v" if known else "residual norms"}
+    certificate, loss = _certificate(p, wide, "quantised", basis, total, length, out, unit)
     tensors = (x.reshape(*p.leading, -1) for x in (loss, _over(keys, unit), _over(values, unit)))
     return QuantisedBound(certificate, *tensors)
 

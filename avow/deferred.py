@@ -5,7 +5,7 @@ launch measures the lengths of all rows of q, k, v and of the answer. The certif
 and from sizes alone, so it says the same however late the look and whatever became of the tensors. That also goes for
 a call that is captured in a CUDA graph: each look tells of the last replay.
 
-What a caller would have been told at once is told at the look: nan and inf raise `NonFiniteError`, and numbers that the
+Errors that a caller would have got at once come at the look: nan and inf raise `NonFiniteError`, and numbers that the
 arithmetic of the inputs may not carry (which `attend` would have computed in a wider type) leave an infinite bound and
 the promise `none`, with the reason.
 """

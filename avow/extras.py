@@ -70,7 +70,7 @@ def missing(*names: str, purpose: str, extra: str = "") -> MissingPackage | None
 
 
 def _is_installed(name: str) -> bool:
-    # A name that leads to None is one that Python was told not to find.
+    # A name that leads to None is one that Python must not find.
     return sys.modules[name] is not None if name in sys.modules else importlib.util.find_spec(name) is not None
 
 

@@ -217,7 +217,7 @@ class WorkerPool:
                 worker.suspend()
 
     def resume(self) -> None:
-        """Have every worker go on; one may have finished its task as it was told to stand still."""
+        """Have every worker go on; one may have finished its task when it was suspended."""
         with self._lock:
             for worker in (*self._busy.values(), *self._idle):
                 worker.resume()

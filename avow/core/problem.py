@@ -309,7 +309,7 @@ def _four(x: Tensor) -> Tensor:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
-    # What most calls pass is told apart at once: on a GPU this is a part of every call's time.
+    # What most calls pass is recognised at once: on a GPU this is a part of every call's time.
     if _all_plain(q, k, v):
         queries, keys, values = q.shape, k.shape, v.shape
         if queries[:2] == keys[:2] and queries[3] == keys[3] > 0 and keys[:3] == values[:3]:

@@ -62,7 +62,7 @@ GROWN = 1 + 2.0**-12
 MOST_ROUNDING, _TINY, _OUTWARD = 0.1, 2.0**-126, 1 + 1e-9
 # What is too small for float32 on the way to the bounds.
 _FLOOR = 2.0**-40
-# What is aimed at, of what may be left; so many times rows share anew. The answer's length beside the longest value
+# What is aimed at, of what may be left; so many times rows share it again. The answer's length beside the longest value
 # is taken for at least this.
 AIM, _TURNS, _LEAST_NU = 0.75, 4, 0.1
 UNFIT_RANGE, UNFIT_ROUNDING, UNFIT_SUMS = 1, 2, 3
@@ -361,7 +361,7 @@ def _limit(bins, budget):
 def _choose(f, counter, attempt):
     """From which key on each row's tokens are read: keys are bounds on weights times (length + ν).
 
-    No bound rests on it. What is left behind a limit is told by every few tokens; as all rows read what any of them
+    No bound rests on it. What is left behind a limit is known for every few tokens; as all rows read what any of them
     wants, each may leave more than its own budget.
     """
     heads, siblings, queries = f.heads, f.siblings, f.queries

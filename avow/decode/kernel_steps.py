@@ -112,7 +112,7 @@ class Replayed:
         return self._result
 
 
-class _Reported(NamedTuple):
+class _StepReport(NamedTuple):
     """What a step reported, of which tokens, what it was asked, and its queries' shape and type."""
 
     report: Float32[Tensor, "5 b h"]
@@ -130,12 +130,12 @@ class _Reported(NamedTuple):
 class _Last:
     """What the last compiled step reported."""
 
-    told: _Reported | None = None
+    step_report: _StepReport | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
-        assert self.told is not None
-        return _fields(self.told)
+        assert self.step_report is not None
+        return _fields(self.step_report)
 
 
 @dataclass
@@ -235,8 +235,8 @@ class KernelSteps:
             self._next_notice = self._steps + min(self._steps, _NOTICE)
         self._steps += 1
         reads = None if hot is None else hot.reads if capturing else hot.reads.clone()
-        told = _Reported(report, reads, store, asked, tuple(q.shape), q.dtype, offload)
-        return out, LazyCertificate.of(lambda: _fields(told), capturing)
+        step_report = _StepReport(report, reads, store, asked, tuple(q.shape), q.dtype, offload)
+        return out, LazyCertificate.of(lambda: _fields(step_report), capturing)
 
     def doubt(self) -> None:
         """Take the last step for one with a bound above its tolerance."""
@@ -260,7 +260,7 @@ class KernelSteps:
                 self._seed = torch.randint(2**62, (1,), device=q.device)
             seed = self._seed
         reads, extra = None if hot is None else hot.reads, None if sinks is None else sinks.detach()
-        self._last.told = _Reported(own, reads, store, asked, tuple(q.shape), q.dtype, offload)
+        self._last.step_report = _StepReport(own, reads, store, asked, tuple(q.shape), q.dtype, offload)
         return _decode(q.detach(), store, hot, asked, state, own, counts, seed, extra)
 
     def _written(
@@ -358,9 +358,9 @@ def absent(device: torch.device) -> str:
     return why_not(device)
 
 
-def _fields(told: _Reported) -> dict[str, Any]:
+def _fields(step_report: _StepReport) -> dict[str, Any]:
     """What a report says of the answers to queries of a shape; a look at it waits for the step to be done."""
-    report, _, store, asked, shape, dtype, _ = told
+    report, _, store, asked, shape, dtype, _ = step_report
     chance, (b, h, n, d), e = 1 - asked.confidence, shape, store.v.shape[-1]
     g = store.used.numel() // b
     rows, lengths, most, _, share = (x.double().view(b, h, n) for x in report)
@@ -389,22 +389,22 @@ def _fields(told: _Reported) -> dict[str, Any]:
         "rounding": True,
         "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
         "reason": reason,
-        "cost": _cost(told, method.cost(Sizes(b, h, g, n, int(store.used.amax()), d, e, dtype))),
+        "cost": _cost(step_report, method.cost(Sizes(b, h, g, n, int(store.used.amax()), d, e, dtype))),
     }
 
 
-def _cost(told: _Reported, cost: Cost) -> Cost:
+def _cost(step_report: _StepReport, cost: Cost) -> Cost:
     """What a step did, with the rows that it read on the device and from host memory."""
-    if not told.offload:
+    if not step_report.offload:
         return cost
-    tokens, (_, _, n, _), window = told.store.used.double(), told.shape, told.asked.window
+    tokens, (_, _, n, _), window = step_report.store.used.double(), step_report.shape, step_report.asked.window
     if window is not None:
         tokens -= (tokens - window - n + 1).clamp(min=0).div(GROUP, rounding_mode="floor") * GROUP
-    share = told.report[4].double().reshape(len(tokens), -1).amax(-1)
+    share = step_report.report[4].double().reshape(len(tokens), -1).amax(-1)
     listed = share * tokens
     near = torch.zeros_like(tokens)
-    if told.reads is not None and told.asked.whole is None:
-        near, far = told.reads.double().sum(1).unbind(-1)
+    if step_report.reads is not None and step_report.asked.whole is None:
+        near, far = step_report.reads.double().sum(1).unbind(-1)
         # Heads that a list did not suffice for were read in full besides.
         listed = near + far + torch.where((share == 1) & (near + far < tokens), tokens, 0.0)
     return dataclasses.replace(cost, hits=int(near.sum()), misses=round(float((listed - near).sum())))

@@ -46,7 +46,7 @@ _ACROSS = ("cpu",)
 # Devices on which tokens are sketched when they come; elsewhere, when the sketch is asked for. So many groups at once:
 # the arithmetic takes many times their memory.
 _EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
-# What lies in host memory if a cache is offloaded; of that the device keeps this share unless told otherwise, which
+# What lies in host memory if a cache is offloaded; of that the device keeps this share by default, which
 # with the sketch stays below a sixth of all in bfloat16.
 _TOKENS, HOT = ("keys", "values"), 1 / 100
 # The parts of a sketch that lie in buffers.
@@ -560,7 +560,7 @@ class TokenBuffers:
         self._set_counts([tokens] * self.batch)
 
     def crop_on_device(self, lengths: Int[Tensor, "b"]) -> None:
-        """Have the device keep the first tokens of each sequence; the host is told by `recount`.
+        """Have the device keep the first tokens of each sequence; `recount` brings the host up to date.
 
         Args:
             lengths: how many, on the device.
@@ -967,7 +967,7 @@ class TokenBuffers:
             self._write_groups(self._buffers, self._groups_of(keys[:, :, self._sketched * GROUP : last * GROUP]))
         metric, size = self._metric, self._size
         if self._store is not None:
-            # A group that was filled token by token told its own size to the device.
+            # A group that was filled token by token has its size on the device alone.
             metric, size = (x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size))
         if metric is None or size is None:
             return sketched(self._buffers["keys"][:, :, :0], self.bits)
@@ -1040,7 +1040,7 @@ def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
     """Upper bounds on the norms of rows on a CPU, right to `slack` above 2^-20; nan or inf if a number is.
 
     As `row_norms` has them, without a look at how small they are: squares vanish in float32 below 2^-63, and so do
-    subnormal numbers that a CPU was told to flush, which is far less than what is added.
+    subnormal numbers that a CPU may flush, which is far less than what is added.
     """
     dim = rows.shape[-1]
     grown, added = 1 + norm_slack(dim, rows.dtype, True) / 2, 2.0**-60 * math.sqrt(dim)

@@ -115,7 +115,7 @@ def outside_autocast() -> Iterator[None]:
 def attempt(check: Callable[[], _Result]) -> tuple[_Result | None, AvowError | None]:
     """What a check in this process gives, or the error that keeps it from going on, for `agree` to tell the others.
 
-    What raises here alone would leave the others waiting, so an error of any other kind is told, too.
+    What raises here alone would leave the others waiting, so an error of any other kind is sent, too.
     """
     try:
         return check(), None

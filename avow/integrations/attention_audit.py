@@ -532,7 +532,7 @@ class AttentionAudit:
         return shadow
 
     def _rearranged(self, cache: Any, name: str) -> None:
-        """Forget what a cache was given: it was told to hold something else."""
+        """Forget what a cache was given: it was changed to hold something else."""
         for shadow in self._shadows.get(cache, {}).values():
             shadow.whole = False
         self._miss(f"{type(cache).__name__}.{name}: from there on its keys were taken as they are")
@@ -649,7 +649,7 @@ def _sdpa(
     out: Tensor = _SDPA.decompose(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    if not _watchers or _here.inside:  # also while code is traced, which is told
+    if not _watchers or _here.inside:  # also while code is traced, which `_compiled` reports
         return out
     name = running_layer("") or _caller()
     if dropout_p > 0:
@@ -763,7 +763,7 @@ def _operator() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compiled() -> Iterator[None]:
-    """Every entry of compiled code told to everybody who watches: what was traced before is not traced again."""
+    """Every entry of compiled code reported to all watchers: what was traced before is not traced again."""
     dynamo: Any = importlib.import_module("torch._dynamo.eval_frame")
     original = dynamo._callback_from_stance
 

@@ -188,9 +188,9 @@ def _count_of(counts, head, given, G: tl.constexpr):
     """How many of the given tokens a head's sequence takes, and the flag of a count that is not one of those."""
     count, flag = given, tl.full((), 0, tl.int32)
     if counts is not None:
-        told = tl.load(counts + head // G)
-        flag = tl.where((told < 0) | (told > given), _MISCOUNTED, flag)
-        count = tl.minimum(tl.maximum(told, 0), given).to(tl.int32)
+        wanted = tl.load(counts + head // G)
+        flag = tl.where((wanted < 0) | (wanted > given), _MISCOUNTED, flag)
+        count = tl.minimum(tl.maximum(wanted, 0), given).to(tl.int32)
     return count, flag
 
 
@@ -329,8 +329,8 @@ def append(
     inputs = view(k), view(v), counts, store, found, owner, k.stride(2), v.stride(2), count, capacity
     _append[(b * g, programs)](*inputs, S=shape, num_warps=8, **chained(k.device))
     if found is not None:
-        told, more = (counts, store, found, count, capacity, programs), triton.next_power_of_2(programs)
-        _noted[(b * g,)](*told, G=g, PROGRAMS=more, num_warps=4, **chained(k.device))
+        arguments, more = (counts, store, found, count, capacity, programs), triton.next_power_of_2(programs)
+        _noted[(b * g,)](*arguments, G=g, PROGRAMS=more, num_warps=4, **chained(k.device))
 
 
 @triton.jit(do_not_specialize=["capacity"])

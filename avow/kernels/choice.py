@@ -125,7 +125,7 @@ def _marked(terms, most, chosen, drop, room, spans, span, programs, S: tl.conste
         tl.store(chosen.tails + rows * spans + part, filled(0.0, S.RP), mask=row < R)
         return
     start, c = start // _GROUP, s // _GROUP
-    # Where to cut: every program finds the same, sooner than it could be told.
+    # Where to cut: every program finds the same itself, which is faster than reading it.
     widest, cuts = cut_steps(terms, most, head, c - start, drop, programs, S)
     if part == 0:
         tl.store(chosen.widest + rows, widest, mask=row < R)

@@ -328,7 +328,7 @@ def _merged(parts, listed, given, found, unread, terms, heads, S: tl.constexpr, 
     circle = tl.arange(0, _CIRCLE)
     tl.store(terms.counts + row * _CIRCLE + circle, tl.full((_CIRCLE,), 0, tl.int32))
     if unread.draws is not None and row == 0:
-        # The next step draws anew.
+        # The next step draws other numbers.
         seed = unread.draws.seed
         tl.store(seed, tl.load(seed) + 1)
     if whole > 0:

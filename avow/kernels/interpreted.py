@@ -1,8 +1,8 @@
 """Kernels in Python, for machines without a GPU: slow, and number by number what they say.
 
-Triton's interpreter is mended where it is not what a GPU does: it cuts numbers off where a GPU rounds them to bfloat16,
-multiplies bfloat16 matrices by the bits of their entries, rounds twice where a GPU multiplies and adds at once, takes
-loop bounds in a way that numpy 2.4 refuses, and a constant's sum with a block for another constant.
+Triton's interpreter is corrected where a GPU does something else: it cuts numbers off where a GPU rounds them to
+bfloat16, multiplies bfloat16 matrices by the bits of their entries, rounds twice where a GPU multiplies and adds at
+once, takes loop bounds in a way that numpy 2.4 refuses, and a constant's sum with a block for another constant.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def interpret() -> None:
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    if getattr(builder, "mended", False):
+    if getattr(builder, "corrected", False):
         return
-    builder.mended = True
+    builder.corrected = True
     cast, dot, patch = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
 
     def widened(x: Any) -> Any:

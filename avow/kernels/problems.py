@@ -183,7 +183,7 @@ def column_step(
 
 
 class _NoGradient(torch.autograd.Function):
-    """The same tensor; whoever asks for its gradient is told that there is none."""
+    """The same tensor; asking for its gradient is an error."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor, *inputs: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def _drawn(terms, most, chosen, goal, room, spans, span, programs, S: tl.constex
         tl.store(own_rims + 1, filled(1.0, S.RP), mask=row < S.R)
         return
     start, c = start // _GROUP, s // _GROUP
-    # Every program finds the same rims, sooner than it could be told.
+    # Every program finds the same rims itself, which is faster than reading them.
     rim, fine = rims_of(terms, most, head, c - start, goal, chosen.draws.logs, programs, S)
     tl.store(own_rims, rim, mask=row < S.R)
     tl.store(own_rims + 1, fine, mask=row < S.R)

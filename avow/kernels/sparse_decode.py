@@ -141,9 +141,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, dr
     if sketch.bits != 4:
         raise ParameterError("bits of the sketch", sketch.bits, "must be 4", "sketch the keys with bits=4")
     if sketch.rows > s or lengths.each.shape[2] != s or s == 0:
-        told = f"{sketch.rows}, {lengths.each.shape[2]}, {s}"
+        value = f"{sketch.rows}, {lengths.each.shape[2]}, {s}"
         rule = "must be at most the keys, as many as the keys, and at least 1"
-        raise ShapeError("sketched rows, lengths, keys", told, rule, "append to all three together")
+        raise ShapeError("sketched rows, lengths, keys", value, rule, "append to all three together")
     if not drop >= 0:
         raise ParameterError("drop", drop, "must be at least 0", "give the error that unread tokens may cause")
     if not 0 < scale < math.inf:
@@ -158,9 +158,9 @@ def _checked_seed(confidence: float, seed: Tensor | None, k: Tensor) -> Int64[Te
     if confidence == 1:
         return None
     if seed is None or seed.dtype != torch.int64 or seed.shape != (1,) or seed.device != k.device:
-        told = "None" if seed is None else f"{seed.dtype}, {tuple(seed.shape)}, {seed.device}"
+        value = "None" if seed is None else f"{seed.dtype}, {tuple(seed.shape)}, {seed.device}"
         rule = f"must be one torch.int64 on {k.device}, since tokens are drawn"
-        raise ParameterError("seed", told, rule, "try torch.tensor([0], device=k.device)")
+        raise ParameterError("seed", value, rule, "try torch.tensor([0], device=k.device)")
     if k.shape[2] > 2**PLACES:
         rule = f"must be at most {2**PLACES} if tokens are drawn"
         raise ShapeError("keys", k.shape[2], rule, "leave the confidence at 1")

@@ -1,6 +1,6 @@
 """A reading as the browser gets it: JSON, and in it one deflated block of bytes; `static/reading_data.js` reads both.
 
-Weights are told by a code book, coarse where they are small. Bounds and errors are powers of ten in steps of 1/32;
+Weights are coded by a code book, coarse where they are small. Bounds and errors are powers of ten in steps of 1/32;
 bounds are rounded up, so that no page promises more than a certificate does.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from avow.integrations.transformers.reading import METHODS, STOPS, Next, Reading, Row, whole_words
 
 FORMAT = "avow reading 1"
-# Codes of weights: below about 1% nothing is told, and from 5% on steps are of 1%.
+# Codes of weights: below about 1% all are zero, and from 5% on steps are of 1%.
 WEIGHTS = (0.0, 2**-6, 2**-5, *(i / 100 for i in range(5, 101)))
 # Codes of bounds and errors: 255 is 1, and a step is a 32nd of a decade; 0 is below all of them.
 _STEPS, _ONE = 32, 255
@@ -95,7 +95,7 @@ def _numbers() -> list[float]:
 
 
 def _code_up(x: float) -> int:
-    # What is above 1 is told as nothing: it is longer than any value.
+    # What is above 1 is coded as no bound: it is longer than any value.
     if not math.isfinite(x) or x > 1:
         return 0
     return bisect.bisect_left(_numbers(), x) if x > code_number(0) else 0

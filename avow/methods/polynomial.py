@@ -313,7 +313,7 @@ def _sampled(problem: Problem) -> Problem:
     """Rows and keys of which the largest bound is likely to be known: a problem without its order, as masks have it.
 
     Rows are every so many, the longest, and of causal ones the first: these see few keys, whose mean square may be
-    large. Keys are every so many, and are told as long as the longest that stands between two of them.
+    large. Keys are every so many, and count as long as the longest that stands between two of them.
     """
     p = heads.expand_gqa(problem)
     n, s, wide = p.q.shape[-2], p.k.shape[-2], heads.linear_type(p)

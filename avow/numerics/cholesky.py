@@ -25,7 +25,7 @@ from avow.numerics.features import Frame, framed_keys, framed_queries
 from avow.numerics.heads import grouped
 
 _U = rounding.unit(torch.float64)
-# Below this the diagonal is told apart from rounding and jitter no more.
+# Below this the diagonal can no longer be distinguished from rounding and jitter.
 _SPENT = 1e-9
 # The most pivots drawn in one round.
 _TOGETHER = 16

@@ -59,7 +59,7 @@ def strayed(rows: int, dtype: torch.dtype, width: int) -> float:
     heads = v.shape[1]
     q = torch.zeros(1, heads, rows, width, dtype=dtype, device="cpu")
     k = torch.zeros(1, 1, 1, width, dtype=dtype, device="cpu").expand(1, heads, _KEYS, width)  # all weigh alike
-    # Itself: what stands before it may be told to take another kernel, or another type.
+    # Itself: what stands before it may be set to take another kernel, or another type.
     out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
     return float((out.double() * _KEYS - sums).abs().amax()) / (unit(torch.float32) * one)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Two floats with the true number between them.
 Enclosure = tuple[float, float]
-# Enough for every proof here: beyond it, two numbers that still cannot be told apart are taken for equal.
+# Enough for every proof here: beyond it, two numbers that still cannot be distinguished are taken for equal.
 MOST_BITS = 1 << 14
 
 

@@ -195,7 +195,7 @@ function written(axis, value, digits) {
 }
 
 /** What is said of a point: its own words, or where it stands. */
-const told = ({x, y}, trace, i) => trace.hover?.[i] ?? [trace.name, `${x.title} ${written(x, trace.x[i], 3)}`,
+const tooltip = ({x, y}, trace, i) => trace.hover?.[i] ?? [trace.name, `${x.title} ${written(x, trace.x[i], 3)}`,
   `${y.title} ${written(y, trace.y[i], 3)}`].filter(Boolean).join("\n");
 
 const nameOf = ({title, x, y}) => title || [y.title, x.title].filter(Boolean).join(" against ") || "Figure";
@@ -394,7 +394,7 @@ function series(trace, before, {x, y, left, right}, ink, figure, spots, index) {
   }
   if (trace.hover !== null) points.forEach((point, i) => {
     if (!point || point[0] < left - 1 || point[0] > right + 1) return;
-    const says = () => told(figure, trace, i);
+    const says = () => tooltip(figure, trace, i);
     spots.push({x: point[0], y: point[1], r: size(i) + 3, series: index, i, says, label: trace.labels?.[i]});
   });
   return parts.join("");
@@ -445,7 +445,7 @@ function barsOf(trace, place, count, lying, {x, y}, figure, spots, index) {
     }
     if (trace.hover === null) return;
     const [tip, side] = lying ? [x.at(value), start + thick / 2] : [start + thick / 2, low];
-    spots.push({x: near(tip), y: near(side), box, series: index, i, says: () => told(figure, trace, i)});
+    spots.push({x: near(tip), y: near(side), box, series: index, i, says: () => tooltip(figure, trace, i)});
   });
   const lines = `<path class="whiskers" d="${whiskers.join("")}" stroke="${trace.whisker}" stroke-width="2" fill="none"/>`;
   return parts.join("") + (whiskers.length ? lines : "");

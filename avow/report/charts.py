@@ -20,7 +20,7 @@ from avow.report.terminal import Columns
 
 # A terminal shows this many points of a long chart, and a line of no more has its points marked.
 _SHOWN = 12
-# Dashes as matplotlib writes them, in the order of chart.js: series are told apart without colour too.
+# Dashes as matplotlib writes them, in the order of chart.js: series can be distinguished without colour too.
 _STROKES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 2)))
 
 Mode = Literal["line", "line and points", "steps", "points", "open points", "crosses", "bars"]

@@ -100,7 +100,7 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     @property
     def verification(self) -> Any:
         """What was drafted and verified behind these tokens (`Verification`); None if nothing was asked for so."""
-        return None if self.drafts is None else self.drafts.told()
+        return None if self.drafts is None else self.drafts.current_verification()
 
     @property
     def steps(self) -> Any:

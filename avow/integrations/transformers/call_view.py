@@ -24,7 +24,7 @@ class CallView(NamedTuple):
     sinks: Tensor | None = None
 
     def options(self, query: Tensor) -> dict[str, Any]:
-        """What `avow.attend` is told beside queries, keys and values."""
+        """What `avow.attend` is given beside queries, keys and values."""
         grouped = query.shape[1] != self.key.shape[1]
         return {"mask": self.mask, "causal": self.causal, "scale": self.scale, "enable_gqa": grouped}
 

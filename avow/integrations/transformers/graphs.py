@@ -525,7 +525,7 @@ def shared_memory(device: torch.device) -> tuple[Any, Any]:
 
 
 def capture(call: Callable[[], Any], device: torch.device, pool: Any, stream: Any) -> tuple[Callable[[], None], Any]:
-    """What repeats a call on the device, and what the call returns: each time the same, written anew.
+    """What repeats a call on the device, and what the call returns: each time the same tensors, with new numbers.
 
     Args:
         call: what to capture. Nothing runs yet.

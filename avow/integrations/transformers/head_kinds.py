@@ -1,4 +1,4 @@
-r"""What a head does, told from the weights of some of its rows and the ids of the tokens.
+r"""What a head does, read from the weights of some of its rows and the ids of the tokens.
 
 Positions count from 0, :math:`\alpha_{ij}` is the weight that the row at position i gives the token at position j, and
 :math:`\rho_i = \sum_{j \ge 1} \alpha_{ij}` is what that row *reads*: its mass without the first token, on which heads

@@ -48,7 +48,7 @@ from avow.numerics.softmax import softmax_weights
 STOPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """Tolerances at which heads are asked what they need."""
 NEXT = 8
-"""Next words that are told."""
+"""Next words that are shown."""
 LONGEST = 1024
 """Tokens that a text may have."""
 METHODS = (exact_method()(), LowRank(rank=64), RandomFeatures(features=256), Polynomial())

@@ -253,7 +253,7 @@ class Drafts:
             fresh = torch.stack([torch.maximum(fresh[0], self._seen[0]), fresh[1] + self._seen[1]])
         self._seen, self._looks, self._answers = fresh, self._looks + 1, self._answers + len(found)
 
-    def told(self) -> Verification:
+    def current_verification(self) -> Verification:
         """What was drafted and verified, with what was noted on the device."""
         made = self.verification
         if self._seen is not None:
@@ -298,16 +298,16 @@ class DecodingForward:
         if self.most is None:
             return self._alone(named, self._graphs(cache, step, named), step)
         drafts = drafts_of(cache, self.limits)
-        told = drafts.verification
-        told.tokens += 1
+        verification = drafts.verification
+        verification.tokens += 1
         if isinstance(step, str):
             drafts.ahead = None
-            return self._undrafted(told, step, named, self._graphs(cache, step, named), step)
+            return self._undrafted(verification, step, named, self._graphs(cache, step, named), step)
         ahead = drafts.ahead
         taken = None if ahead is None else ahead.take(step)
         if ahead is not None and taken is not None:
-            told.accepted += taken
-            told.redrawn += not taken
+            verification.accepted += taken
+            verification.redrawn += not taken
             if not taken or ahead.used == ahead.drafts.shape[1]:
                 drafts.learn(ahead.used, ahead.drafts.shape[1], self.most)
         if ahead is not None and taken:
@@ -319,7 +319,7 @@ class DecodingForward:
         if graphs is not None:
             many = passes(self.model, many)
         if not many:
-            return self._undrafted(told, why, named, graphs, step)
+            return self._undrafted(verification, why, named, graphs, step)
         drafts.ahead = self._round(drafts, step, many, graphs)
         return drafts.ahead.output(cache)
 
@@ -348,10 +348,10 @@ class DecodingForward:
         inner = self.before or functools.partial(type(self.model).forward, self.model)
         return inner(**named)
 
-    def _undrafted(self, told: Verification, why: str, *call: Any) -> Any:
+    def _undrafted(self, verification: Verification, why: str, *call: Any) -> Any:
         """The answer to one token of a model that drafts, without drafts."""
-        told.passes += 1
-        told.undrafted[why] = told.undrafted.get(why, 0) + 1
+        verification.passes += 1
+        verification.undrafted[why] = verification.undrafted.get(why, 0) + 1
         return self._alone(*call)
 
     def _alone(self, named: dict[str, Any], graphs: StepGraphs | None, step: _Step | str) -> Any:
@@ -400,7 +400,7 @@ class DecodingForward:
 
     def _round(self, drafts: Drafts, step: _Step, many: int, graphs: StepGraphs | None) -> _Ahead:
         """Draft so many tokens, and read them by exact attention."""
-        cache, told, run = step.cache, drafts.verification, self._reader(step.cache)
+        cache, verification, run = step.cache, drafts.verification, self._reader(step.cache)
         length = cache.get_seq_length()
 
         def read(tokens: Tensor, first: int, drafting: bool = False) -> Any:
@@ -429,8 +429,8 @@ class DecodingForward:
             _show(cache, length)
             raise
         _show(cache, length + 1)
-        told.drafted += many
-        told.passes += 1
+        verification.drafted += many
+        verification.passes += 1
         return _Ahead(length + 1, length + 1 + many, tokens[:, 1:], logits, step.position, type(outputs))
 
 

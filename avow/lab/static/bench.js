@@ -98,7 +98,7 @@ function paint() {
   [...rows.join("")].forEach((mark, i) => lights.data.set(tones[mark], 4 * i));
   brush.putImageData(lights, 0, 0);
   const read = rows.map(row => tokens - row.split("0").length + 1);
-  const told = `Of ${tokens} tokens, ${rows.length} queries read ${Math.min(...read)} to ${Math.max(...read)} each.`;
-  document.getElementById("read").textContent = told;
-  canvas.setAttribute("aria-label", told);
+  const summary = `Of ${tokens} tokens, ${rows.length} queries read ${Math.min(...read)} to ${Math.max(...read)} each.`;
+  document.getElementById("read").textContent = summary;
+  canvas.setAttribute("aria-label", summary);
 }

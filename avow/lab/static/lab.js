@@ -181,7 +181,7 @@ function reloaded() {
   return true;
 }
 
-/** What the page answers to its inputs; null where it was given up, or failed and the reader has been told why. */
+/** What the page answers to its inputs; null where it was given up, or failed and the page says why. */
 async function ask(what, signal) {
   if (examples) {
     const example = exampleOf(state);
@@ -205,18 +205,18 @@ async function upload() {
 
 /** Say what is wrong beside the field it is about, or above all where that cannot be seen; nothing is proved until it is fixed. */
 export function trouble(error, name = error?.name) {
-  const told = at("trouble"), field = error && (controls.get(name)?.box ?? at(name)?.closest(".control"));
+  const message = at("trouble"), field = error && (controls.get(name)?.box ?? at(name)?.closest(".control"));
   const beside = field && !field.hidden ? field : null;
-  if (!error && told.hidden) return;
+  if (!error && message.hidden) return;
   document.querySelectorAll("[aria-invalid]").forEach(one => one.removeAttribute("aria-invalid"));
   beside?.querySelector("input").setAttribute("aria-invalid", "true");
   // A file that was of no use is let go, and can be chosen again when it is fixed: the same one would be no change.
   if (beside?.contains(at("file"))) { held = null; at("file").value = at("held").textContent = ""; }
-  if (beside) beside.append(told); else document.querySelector(".over").append(told);
+  if (beside) beside.append(message); else document.querySelector(".over").append(message);
   document.querySelector(".bench").classList.toggle("mistaken", !!error);
-  told.hidden = !error;
+  message.hidden = !error;
   if (error) {
-    told.textContent = `${error.name}${error.value ? "=" + error.value : ""} ${error.rule}; ${error.remedy}`;
+    message.textContent = `${error.name}${error.value ? "=" + error.value : ""} ${error.rule}; ${error.remedy}`;
     mark("none", "no answer", "nothing is computed until this is fixed", []);
     expected = null;
   }

@@ -18,7 +18,7 @@ export function offerPicture(make) {
 // ---- buttons
 
 /** Words on a button for a moment, and for those who do not see it; it keeps its width. */
-function told(button, words) {
+function label(button, words) {
   const own = button.dataset.words ??= button.textContent;
   button.style.minWidth = `${button.offsetWidth}px`;
   button.textContent = at("shared").textContent = words;
@@ -38,14 +38,14 @@ async function copy(button, text) {
     field.remove();
     button.focus();
   }
-  told(button, "Copied");
+  label(button, "Copied");
 }
 
 function save(button, text, kind, name) {
   const link = document.createElement("a"), url = URL.createObjectURL(new Blob([text], {type: kind}));
   Object.assign(link, {href: url, download: name}).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
-  told(button, "Saved");
+  label(button, "Saved");
 }
 
 const fileName = () => `avow-${document.body.dataset.page || "lab"}`;
@@ -53,7 +53,7 @@ at("copy-link")?.addEventListener("click", event => copy(event.currentTarget, lo
 at("copy-python")?.addEventListener("click", event => copy(event.currentTarget, python));
 at("save-picture")?.addEventListener("click", event => {
   const place = mainPicture(), text = place && (drawing?.(place) ?? pictureText(place));
-  if (text) save(event.currentTarget, text, "image/svg+xml", `${fileName()}.svg`); else told(event.currentTarget, "None yet");
+  if (text) save(event.currentTarget, text, "image/svg+xml", `${fileName()}.svg`); else label(event.currentTarget, "None yet");
 });
 at("save-page")?.addEventListener("click", event =>
   save(event.currentTarget, pageText(), "text/html", `${fileName()}.html`));

@@ -43,7 +43,7 @@ class Refutation:
 
     def case(self, values: Case, says: str, part: str = "", **facts: Any) -> None:
         """A case in which every hypothesis holds, and a part of the conclusion (this one, or any) does not for sure."""
-        # What is all but equal needs more bits to be told apart.
+        # What is all but equal needs more bits to be distinguished.
         fails = intervals.decided(lambda: self.statement.violated(values, part), most=4096)
         if fails is None:
             raise Unproved(f"{says}: this is not a counterexample")

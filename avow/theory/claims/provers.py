@@ -1,7 +1,7 @@
 r"""What decides whether a formula follows from others: z3 over the reals, SymPy beside it, and balls on boxes.
 
 z3 knows arithmetic: what is none (an exponential, a logarithm, a sum, an element of a sequence) is an unknown real
-number to it, the same for the same term. Of exponentials it is told that they are positive and that sums of exponents
+number to it, the same for the same term. Of exponentials it is given that they are positive and that sums of exponents
 are products, of roots what they are roots of. So whatever it proves holds, and what it does not may hold all the
 same.
 """

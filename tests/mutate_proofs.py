@@ -4,8 +4,9 @@
     python -m tests.mutate_proofs copy-gap    of one claim
 
 A mutant is a proof's function with one thing changed: a comparison turned round or made strict, an arithmetic operation
-or a number exchanged, an argument left out, a statement left out. It is killed where the claim loses its verdict. A
-survivor is listed with its line: a person has to say why it may live.
+or a number exchanged, an argument left out, a statement left out. It is killed if the claim loses its verdict. A
+survivor is listed with its line and what stands there: a person has to say why it may live. Examples, on which no
+verdict rests, are left out before, and so is what is computed for them alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def mutants(tree: ast.Module) -> Iterator[tuple[int, str, ast.Module]]:
             if _changed(copy.deepcopy(node), change):
                 mutant = copy.deepcopy(tree)
                 target = next(one for at, one in enumerate(ast.walk(mutant)) if at == place)
-                yield getattr(node, "lineno", 0), _changed(target, change), mutant
+                done = _changed(target, change)
+                yield getattr(node, "lineno", 0), f"{done}: {ast.unparse(target).splitlines()[0]}", mutant
 
 
 def _changed(node: ast.AST, change: int) -> str:
@@ -77,31 +79,42 @@ def _script(one: Claim) -> ast.Module:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             node.keywords = [keyword for keyword in node.keywords if keyword.arg not in BESIDE]
+    while unread := [line for line in function.body if _is_unread(line, function)]:
+        function.body = [line for line in function.body if line not in unread]
     return tree
+
+
+def _is_unread(line: ast.stmt, function: ast.FunctionDef) -> bool:
+    """Whether a statement sets names alone that nothing else reads; a step of the proof is never one."""
+    if not isinstance(line, ast.Assign | ast.With) or "proof" in ast.unparse(line) or "against" in ast.unparse(line):
+        return False
+    stored = {node.id for node in ast.walk(line) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    others = (node for one in function.body if one is not line for node in ast.walk(one))
+    return not stored & {node.id for node in others if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def survivors(one: Claim) -> tuple[int, list[str]]:
     """How many mutants of a proof there are, and those that leave the verdict."""
-    module = importlib.import_module(one.check.__module__)
+    module, script = one.check.__module__.rsplit(".", 1)[-1], _script(one)
     first = inspect.getsourcelines(one.check)[1]
+    # Of a claim that has no verdict every mutant would be noticed.
+    assert _keeps_verdict(one, script), f"{one.id} has no verdict without its examples"
     count, alive = 0, []
-    for line, done, mutant in mutants(_script(one)):
+    for line, done, mutant in mutants(script):
         count += 1
-        space = dict(vars(module))
-        exec(compile(ast.fix_missing_locations(mutant), "mutant", "exec"), space)
-        check = space[mutant.body[0].name]  # type: ignore[attr-defined]
-        broken = _with_check(one, check)
-        if broken.judge().verdict == one.expected:
-            alive.append(f"{module.__name__.rsplit('.', 1)[-1]}.py:{first + line - 1}: {done}")
+        if _keeps_verdict(one, mutant):
+            alive.append(f"{module}.py:{first + line - 1}: {done}")
     return count, alive
 
 
-def _with_check(one: Claim, check: object) -> Claim:
+def _keeps_verdict(one: Claim, script: ast.Module) -> bool:
+    space = dict(vars(importlib.import_module(one.check.__module__)))
+    exec(compile(ast.fix_missing_locations(script), "mutant", "exec"), space)
     made = copy.copy(one)
-    object.__setattr__(made, "check", check)
+    object.__setattr__(made, "check", space[script.body[0].name])  # type: ignore[attr-defined]
     # A search is no part of the proof.
     object.__setattr__(made, "falsifier", None)
-    return made
+    return made.judge().verdict == one.expected
 
 
 def main(names: list[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -598,8 +597,8 @@ def _law_of_variance(variance: Formula) -> Statement:
     needs=("features-unbiased",),
 )
 def features_variance(against: Refutation, proof: Proof, variance: Formula) -> None:
-    case = {m: 1, d: 1, q: [0], key: [0], other_query: [1], other_key: [1], eps: Fraction(1, 10)}
-    against.case(case, "one feature is certain for q = k = 0, and off by e^4 − 1 in the square for q = k = 1")
+    case = {m: 1, d: 1, q: [0], key: [0], other_query: [1], other_key: [1], eps: 7}
+    against.case(case, "one feature is certain for q = k = 0, and off by √(e⁴ − 1) > 7 times the truth for q = k = 1")
     some, size = proof.given(m >= 1), proof.given(eps > 0)
     own = {name: name for name in (m, d, n)} | {name: vector(name) for name in (q, key)}
     own |= {name: lambda i, f, name=name: name[i, f] for name in (K, directions)}

@@ -186,17 +186,16 @@ def relu_square_wide(proof: Proof, network: Hinges) -> None:
     some, low, high, above = map(proof.given, [*_ON_UNIT, eps > 0])
 
     def partly(last: Any) -> Any:
-        """The first units at y = nx: all of them awake, or near enough already."""
-        total = Sum(relu(y + network.offset(i)), (i, 1, last))
-        awake = Implies(y >= 2 * last - 1, Eq(total, last * y - last**2))
-        near = Implies(And(y >= 0, y <= 2 * last + 1), Abs(4 * total + Rational(1, 2) - y**2) <= Rational(1, 2))
-        return And(awake, near)
+        """The first units at y = nx: near enough where the next one rests, and a line where it is awake."""
+        total, next_ = Sum(relu(y + network.offset(i)), (i, 1, last)), y + network.offset(last + 1)
+        line = Implies(next_ > 0, Eq(total, last * y - last**2))
+        near = Implies(And(y >= 0, next_ <= 0), Abs(4 * total + Rational(1, 2) - y**2) <= Rational(1, 2))
+        return And(line, near)
 
-    # Without a unit, ½ is near y² up to 1.
     longer = proof.sum_last(relu(y + network.offset(i)), (i, 1, k))
-    step = Implies(And(k >= 0, partly(k)), partly(k + 1))
+    step = Implies(And(k >= 1, partly(k)), partly(k + 1))
     onward = proof.have(step, longer, says="unit k + 1 wakes at 2k + 1, and bends the line to the next even number")
-    scaled = proof.at(proof.induction(partly(k), k, 0, onward), {k: K})
+    scaled = proof.at(proof.induction(partly(k), k, 1, onward), {k: K})
     at = proof.at(scaled, {y: network.weight(2 * K + 1) * x})
     total = Sum(network.unit(i, x), (i, 1, K))
     near = proof.have(
@@ -206,7 +205,7 @@ def relu_square_wide(proof: Proof, network: Hinges) -> None:
     more = sympy.floor(1 / eps) + 1
     below, next_ = proof.whole_below(1 / eps, above), proof.next_whole(sympy.Integer(0), more)
     exists = proof.statement.parts["any"]
-    enough = proof.have(And(more >= 1, 2 * (2 * more + 1) ** 2 * eps >= 1), below, next_, above, says="K > 1/ε")
+    enough = proof.have(And(more >= 1, _ERROR.subs(K, more) < eps), below, next_, above, says="K > 1/ε")
     proof.conclude("any", proof.some(exists, more, enough))
     for bound, units in WIDE.items():
         error = square_error(network.layers(units))
@@ -301,7 +300,7 @@ def relu_square_best(proof: Proof, units: Mapping[Fraction, int]) -> None:
     on_grid = proof.some(OFF, grid / N_, when=And(grid >= 0, grid <= N_, here))
     near, inside = Not(OFF), And(k >= 1, k <= K)
     bends, rise = heights[i] * bend(own, at_, k), heights[i] * first(own, at_)
-    ends = [proof.at(on_grid, {grid: 2 * k + shift}) for shift in (-1, 0, 1)]
+    ends = [proof.at(on_grid, {grid: place}) for place in (2 * k - 1, 2 * k, 2 * k + 1)]
     bent = proof.have(Implies(And(near, inside), Sum(bends, all_units) > 0), *ends, says="x² bends up in each window")
     starts = [proof.at(on_grid, {grid: sympy.Integer(place)}) for place in (0, 1)]
     risen = proof.have(Implies(near, Sum(rise, all_units) > 0), *starts, some, says="and rises from 0")
@@ -317,12 +316,12 @@ def relu_square_best(proof: Proof, units: Mapping[Fraction, int]) -> None:
 
     def once(last: Any) -> Any:
         total = counts(out * first(steep, bias)) + Sum(counts(out * bend(steep, bias, k)), (k, 1, last))
-        behind = Or(out <= 0, steep * (steep * (2 * last + 1) + bias) >= 0)
+        behind = Or(out < 0, steep * (steep * (2 * last + 1) + bias) > 0)
         return Or(Eq(total, 0), And(Eq(total, 1), behind))
 
     longer = proof.sum_last(counts(out * bend(steep, bias, k)), (k, 1, n))
-    onward = proof.have(Implies(And(n >= 0, once(n)), once(n + 1)), longer)
-    always = proof.at(proof.induction(once(n), n, 0, onward), {n: K})
+    onward = proof.have(Implies(And(n >= 1, once(n)), once(n + 1)), longer)
+    always = proof.at(proof.induction(once(n), n, 1, onward), {n: K})
     each_ = proof.at(always, {steep: own, bias: at_, out: heights[i]})
     both = counts(rise) + Sum(counts(bends), windows)
     one = proof.have(both <= 1, each_, some)
@@ -560,8 +559,9 @@ def relu_square_deep(proof: Proof, network: Sawtooth) -> None:
     proof.conclude("within", ends, some, says="g − g² lies between 0 and ¼")
     proof.conclude("reached", ends, some)
     proof.conclude("units", some, says="two, and three for each layer but the first")
-    grows = 2 * (6 * j - 1) ** 2 * four**-j < 1
-    outgrown = proof.at(proof.induction(grows, j, 6, says="4^M outgrows 2(6M − 1)² from M = 6 on"), {j: M})
+    # Before that, they have fewer units than the 35 that a single layer takes for 1e-4.
+    grows = four**-j < _ERROR.subs(K, network.units(j))
+    outgrown = proof.at(proof.induction(grows, j, 11, says="4^M outgrows 2(6M − 1)² from M = 11 on"), {j: M})
     proof.conclude("fewer", outgrown, proof.given(K >= 1), says="2(2K + 1)² > 4^M, and 70 < 2K + 1 at 1e-4")
     for depth in (1, 2, 3, 4):
         layers, worst = sawtooth(depth), Fraction(1, 4 ** (depth + 1))

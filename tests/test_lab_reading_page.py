@@ -266,7 +266,8 @@ def test_numbers_are_written_for_readers(visit: Opener) -> None:
       const {atMost, labelled, percent, quoted, wholeWord} = await import("/static/reading_data.js");
       const words = ["", "A", " blue", " te", "apot", ",", "\\n", "  "];
       return [[1, 0.0128, 0.07, 2.7e-4, 1.01e-5, 9e-6, 0].map(atMost), [1, 0.42, 0.091, 0.001, 2e-5, 0].map(percent),
-        [" te", "ap", "\\n", "  ", ",", ")),", "\\n\\n ", ""].map(quoted), [" te", ".", " ))", "\\n"].map(labelled), [1, 2, 5, 6].map(t => wholeWord(words, t))];
+        [" te", "ap", "\\n", "  ", ",", ")),", "\\n\\n ", ""].map(quoted), [" te", ".", " ))", "\\n"].map(labelled),
+        [1, 2, 5, 6].map(t => wholeWord(words, t))];
     }""")
     assert found[0] == [
         *("at most 100%", "at most 1.3%", "at most 7%", "at most 0.027%", "at most 0.0011%", "below 0.001%"),

@@ -306,6 +306,7 @@ function drawNext() {
   rows.forEach(({word, exact, near: likely}, i) => {
     const [name, bars, one, two] = list.children[i].children;
     name.textContent = name.title = labelled(word);
+    name.className = word.trim() === name.title ? "" : "sign";
     list.children[i].classList.toggle("best", word === best);
     bars.children[0].style.scale = `${exact ?? 0} 1`;
     bars.children[1].style.scale = `${likely ?? 0} 1`;

@@ -76,8 +76,8 @@ def test_on_a_stored_story_the_slider_greys_words_and_changes_the_next_word(visi
     assert page.evaluate(grey) == 0 and page.inner_text("#slot") == "He"
     page.focus("#tolerance")
     page.keyboard.press("End")
-    assert page.evaluate(grey) > 150 and page.inner_text("#slot") == "↵"
-    assert "changes from “He” to “↵”" in page.inner_text("#sentence")
+    assert page.evaluate(grey) > 150 and page.inner_text("#slot") == "new line"
+    assert "changes from “He” to a new line" in page.inner_text("#sentence")
     # Below the heads stands the same text, in the same colours.
     page.hover("#head-0")
     page.wait_for_function("""() => {

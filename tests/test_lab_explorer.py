@@ -373,3 +373,27 @@ def test_each_scene_shows_the_links_to_its_claims(visit: Opener, show: str) -> N
     found.settled()
     links = found.page.locator(".claims a:visible")
     assert links.count() >= 2 and all(one.get_attribute("href").startswith("/claims?claim=") for one in links.all())
+
+
+@pytest.mark.browser
+def test_keys_carry_the_words_of_a_head_of_page_1_and_keep_them(visit: Opener) -> None:
+    carried = "#asks=blue&key=start&key=teapot&key=incomprehensibly"
+    found = visit(f"explorer{carried}")
+    found.judged("kept")
+    labels = found.page.locator("#stage .key text")
+    assert labels.all_text_contents() == ["0 start", "1 teapot", "2 incomprehe…", *"34567"]
+    assert found.page.locator("#stage .key title").nth(2).text_content() == "incomprehensibly"
+    assert found.page.locator("#weights small").all_text_contents() == ["start", "teapot", "incomprehensibly"]
+    assert "query of “blue”" in found.page.inner_text("#signs") and found.page.is_visible("#carried")
+    assert found.page.get_attribute("#stage .key:nth-child(2)", "aria-label").startswith("Key 1 “teapot”, to be read:")
+    assert "rubber band" in found.page.inner_text(".meant >> nth=0")
+    found.page.focus("#stage .key:nth-child(2)")
+    found.page.keyboard.press("Shift+ArrowLeft")
+    found.page.wait_for_url(re.compile("keys=1_"))
+    assert found.page.url.endswith(carried), "the link that is copied holds them"
+    boxes = [one.bounding_box() for one in labels.all()]
+    stage = found.page.locator("#stage").bounding_box()
+    assert all(stage["x"] <= box["x"] and box["x"] + box["width"] <= stage["x"] + stage["width"] for box in boxes)
+    found.page.click("[data-preset]:has-text('A noisy key')")
+    found.judged("proved")
+    assert labels.all_text_contents() == list("012") and found.page.is_hidden("#carried"), "its keys are no words"

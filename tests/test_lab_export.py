@@ -121,7 +121,10 @@ def shows_examples(page: Any) -> None:
         assert button.get_attribute("aria-pressed") == "true" and page.locator(".stale:visible").count() == 0
         said.add(page.inner_html(".bench"))
     assert len(said) == page.locator("[data-preset]").count() > 4, "each says something else"
-    assert page.locator(".bench [data-name] input:enabled").count() == 0
+    assert page.locator(".bench [data-name] input:visible, [role=slider][aria-disabled]").count() == 0, (
+        "nothing is dead"
+    )
+    assert page.locator(".bench button:disabled:visible").count() == 0
     assert "has no Python behind it" in page.inner_text(".notice")
     links = page.locator(".about a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
     assert links and all(link.startswith("claims.html?claim=") for link in links)

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -98,8 +99,8 @@ def test_without_a_head_a_word_is_as_light_as_many_heads_read_it(visit: Opener) 
     )
     assert light == pytest.approx(list((readers / HEADS) ** 0.8), abs=6e-4)
     assert found.grey == (readers == 0).sum()
-    left = found.page.inner_text("#keys-left").replace(",", "")
-    assert int(left) == HEADS * (LAST + 1) - readers.sum()
+    read = TEAPOT["read"][TEAPOT["rows"].index(LAST)][TENTH - 1]
+    assert found.page.inner_text("#words-now") == f"{round(read * (LAST + 1))} of {LAST + 1}"
 
 
 def test_a_word_that_is_clicked_asks_and_does_not_see_what_comes_later(visit: Opener) -> None:
@@ -134,6 +135,8 @@ def test_a_word_is_crossed_out_and_put_back(visit: Opener) -> None:
     assert found.page.inner_text("#near") == "without it" and found.page.inner_text("#next .best b") == "sky"
     assert found.page.locator("#next li", has_text="te").first.locator("span.near").inner_text() == "10%"
     assert found.page.locator("#next li:has-text('pot') span.near").inner_text() == "<10%", "less likely than the last"
+    noted = found.page.inner_text("#noted")
+    assert "All else is read, whatever the slider says." in noted and "too rare to be listed" in noted
     assert found.inputs == {"story": "teapot", "tol": "0.1", "without": "3"}
     found.page.click(f"#text [data-t='{LAST}']")  # asks, and cannot be crossed out
     assert crossed.count() == 1 and "before the one that asks" in found.page.inner_text("#fact")
@@ -144,6 +147,7 @@ def test_a_word_is_crossed_out_and_put_back(visit: Opener) -> None:
     found.page.click("#text [data-t='5']")
     found.slide(TENTH - 1)
     assert crossed.count() == 0 and found.page.inner_text("#near") == "at this error"
+    assert "All else is read" not in found.page.inner_text("#noted")
     assert found.page.get_attribute("#cross", "aria-pressed") == "false" and "without" not in found.inputs
     found.page.click(f"#text [data-t='{EARLIER}']")
     assert found.page.locator("#text .asking").get_attribute("data-t") == str(EARLIER), "words ask again"
@@ -259,18 +263,21 @@ def test_search_finds_heads_and_enter_takes_the_first(visit: Opener, words: str,
 
 def test_numbers_are_written_for_readers(visit: Opener) -> None:
     found = visit().page.evaluate("""async () => {
-      const {atMost, percent, quoted, wholeWord} = await import("/static/reading_data.js");
+      const {atMost, labelled, percent, quoted, wholeWord} = await import("/static/reading_data.js");
       const words = ["", "A", " blue", " te", "apot", ",", "\\n", "  "];
       return [[1, 0.0128, 0.07, 2.7e-4, 1.01e-5, 9e-6, 0].map(atMost), [1, 0.42, 0.091, 0.001, 2e-5, 0].map(percent),
-        [" te", "ap", "\\n", "  "].map(quoted), [1, 2, 5, 6].map(t => wholeWord(words, t))];
+        [" te", "ap", "\\n", "  ", ",", ")),", "\\n\\n ", ""].map(quoted), [" te", ".", " ))", "\\n"].map(labelled),
+        [1, 2, 5, 6].map(t => wholeWord(words, t))];
     }""")
     assert found[0] == [
         *("at most 100%", "at most 1.3%", "at most 7%", "at most 0.027%", "at most 0.0011%", "below 0.001%"),
         "below 0.001%",
     ]
     assert found[1] == ["100%", "42%", "9.1%", "0.1%", "<0.1%", "0%"]
-    assert found[2] == ["“te”", "“ap”", "“↵”", "“␣␣”"]
-    assert found[3] == ["A", " blue", " teapot,", "\n"]
+    assert found[2][:4] == ["“te”", "“ap”", "a new line", "2 spaces"]
+    assert found[2][4:] == ["a comma", "the signs “)),”", "2 new lines and a space", "an empty word"]
+    assert found[3] == ["te", "full stop", "))", "new line"]
+    assert found[4] == ["A", " blue", " teapot,", "\n"]
 
 
 def test_a_bound_is_never_written_smaller_than_it_is(visit: Opener) -> None:
@@ -292,15 +299,41 @@ def test_a_head_under_the_pointer_is_shown_until_it_is_left(visit: Opener) -> No
     assert found.grey == whole and found.page.inner_text("#card h2") == f"All {HEADS} heads"
 
 
-def test_the_card_says_what_a_head_must_read_and_what_methods_promise(visit: Opener) -> None:
+def test_the_card_says_what_a_head_must_read_and_keeps_what_methods_promise_for_who_asks(visit: Opener) -> None:
+    found = visit()
+    assert found.page.is_hidden("#promises"), "all heads together have no method"
     found = visit(f"?tol=0.1&head={named(INDUCTION)}")
     kept = (levels(TEAPOT, LAST)[INDUCTION] >= TENTH).sum()
     card = found.page.inner_text("#card")
-    assert f"{kept} of {LAST + 1}" in card and "low rank" in card and "64 landmarks" in card
-    rows = [row.split("\t") for row in found.page.inner_text("#card table").splitlines() if "\t" in row]
-    bound, error = (float(rows[i][1].removeprefix("at most ").removesuffix("%")) for i in (0, 1))
+    assert f"{kept} of {LAST + 1}" in card and "low rank" not in card
+    says = r"off by at most ([\d.]+)% of its longest value; measured in float64: (?:below )?([\d.]+)%"
+    bound, error = (float(number) for number in re.findall(says, card)[0])
     assert 0 < error <= bound <= 10
-    assert found.page.get_attribute("#explorer", "href") == "/explorer"
+    found.page.focus("#promises summary")
+    found.page.keyboard.press("Enter")
+    assert "64 landmarks" in found.page.inner_text("#promises table")
+    found.slide(TENTH + 1)
+    assert found.page.is_visible("#promises table"), "it stays open"
+    assert violations(found.page) == []
+
+
+def test_a_head_takes_the_words_it_reads_most_to_the_page_where_one_is_a_head(visit: Opener) -> None:
+    found = visit(f"?head={named(INDUCTION)}")
+    page, _, carried = found.page.get_attribute("#explorer", "href").partition("#")
+    words = parse_qs(carried)
+    assert page == "/explorer" and words["asks"] == ["blue"] and len(set(words["key"])) == len(words["key"]) == 8
+    data = zlib.decompress(base64.b64decode(TEAPOT["data"]))
+    row = TEAPOT["rows"].index(LAST)
+    start = sum(2 * HEADS * (p + 1 + len(STOPS)) for p in TEAPOT["rows"][:row])
+    weights = np.frombuffer(data, np.uint8, HEADS * (LAST + 1), start).reshape(HEADS, -1)[INDUCTION].astype(int)
+    heaviest = max(range(1, LAST + 1), key=lambda t: (weights[t], t)) if weights[0] < weights.max() else 0
+    assert words["key"][1] == (TEAPOT["words"][heaviest].strip() if heaviest else "start")
+
+
+def test_a_page_by_itself_leads_nowhere(browser: Any) -> None:
+    found = ReadingPage(browser, {"teapot": TEAPOT}, f"?head={named(INDUCTION)}", static=True)
+    assert found.page.is_hidden("#explorer") and found.page.is_hidden("#bench")
+    found.close()
 
 
 def test_play_writes_on_and_counts(visit: Opener) -> None:
@@ -315,6 +348,12 @@ def test_play_writes_on_and_counts(visit: Opener) -> None:
     found.wait("document.getElementById('play').textContent === 'Play'")
     assert "".join(found.page.locator("#text .written").all_inner_texts()) == "teapot.Thedooropened"
     assert found.page.inner_text("#checked") == f"{HEADS * 7:,}" and found.page.inner_text("#broken") == "0"
+    said = found.page.inner_text("#counters")
+    shares = [TEAPOT["read"][TEAPOT["rows"].index(row)][TENTH - 1] for row in range(LAST, LAST + 7)]
+    kept = [share * (row + 1) for share, row in zip(shares, range(LAST, LAST + 7), strict=True)]
+    assert f"{round(kept[-1])} of {LAST + 7} words for this next word." in said
+    share = 100 * sum(kept) / sum(row + 1 for row in range(LAST, LAST + 7))
+    assert f"So far, 7 next words: {share:.0f}% of the words read" in said
 
 
 def test_words_flash_only_where_motion_is_welcome(visit: Opener) -> None:

@@ -60,6 +60,6 @@ def test_it_opens_from_a_disk_and_follows_its_slider(browser: Any, page: Reading
     tab.focus("#tolerance")
     for _ in range(5):
         tab.keyboard.press("ArrowRight")
-    tab.wait_for_function("document.getElementById('keys-left').textContent !== '0'")
+    tab.wait_for_function("document.getElementById('read-so-far').textContent !== '100%'")
     assert faults == []
     tab.close()

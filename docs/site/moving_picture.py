@@ -62,7 +62,8 @@ def stills(browser: Any, folder: str) -> None:
         tab.goto(f"file://{folder}/lab/{address}")
         tab.wait_for_function("() => /^(kept|impossible|corrected)$/.test(document.getElementById('mark').textContent)")
         tab.evaluate("""() => {
-          document.querySelector(".notice")?.remove();
+          delete document.body.dataset.static;
+          document.querySelectorAll(".notice, #controls > p").forEach(one => one.remove());
           document.querySelectorAll("input").forEach(one => one.disabled = false);
         }""")
         tab.wait_for_timeout(500)

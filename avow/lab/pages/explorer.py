@@ -474,7 +474,7 @@ _SUMMARY = (
 )
 _PRESETS: Presets = {
     "Copy one": {},
-    "A key inside the hull": {"keys": "1_0.3_0.2"},
+    "A key among the others": {"keys": "1_0.3_0.2"},
     "Average two": {"show": "average"},
     "A noisy key, one head": {"show": "noise"},
     "… two heads": {"show": "noise", "heads": "two"},

@@ -37,8 +37,7 @@ start({
 new ResizeObserver(() => requestAnimationFrame(place)).observe(figure);
 if ("static" in document.body.dataset) {
   knob.removeAttribute("tabindex");
-  knob.setAttribute("aria-disabled", "true");
-  axis.style.pointerEvents = "none";
+  axis.ariaHidden = "true";
 }
 const titles = {norm: "Queries and keys stretched", rank: "Rank", drop: "Tolerance"};
 

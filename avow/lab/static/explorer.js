@@ -10,6 +10,13 @@ const handle = element("g", {class: "handle", tabindex: 0, role: "slider"},
   element("circle", {r: 0.2, class: "reach"}), element("circle", {r: 0.07, class: "knob"}));
 const keyring = element("g", {class: "keys"});
 svg.append(element("g", {class: "scene"}), keyring, element("path", {class: "output", d: "M0 -.075l.075 .075l-.075 .075l-.075 -.075z"}));
+// The words that a head of page 1 reads most and the one that asks there, as the address says them.
+const carried = new URLSearchParams(location.hash.slice(1)), few = word => word.length > 11 ? `${word.slice(0, 10)}…` : word;
+const asks = carried.get("asks") ?? "", words = carried.getAll("key");
+document.getElementById("asks").textContent = asks && ` of “${asks}”`;
+/** The word of a key, where keys stand for words. */
+const wordOf = i => looking() ? words[i] ?? "" : "";
+const looking = () => stage.show === "copy" || stage.show === "average";
 // What is on the screen; whether it is ahead of what the lab has answered; whether any query does what is wanted.
 let stage = null, ahead = false, possible = true;
 
@@ -31,16 +38,19 @@ function show(next) {
   if (!handle.isConnected) svg.append(handle);
   placeHandle();
   placeKeys();
-  const looking = stage.show === "copy" || stage.show === "average";
   document.querySelectorAll("[data-scene]").forEach(one => one.hidden = !one.dataset.scene.split(" ").includes(stage.show));
-  document.getElementById("replace").disabled = !looking || !value("keys");
+  document.getElementById("replace").disabled = !looking() || !value("keys");
+  document.getElementById("carried").hidden = !wordOf(0);
   bars.replaceChildren(...stage.weights.map((weight, i) => {
     const bar = element("span", {class: stage.wanted.includes(i) ? "wanted" : ""});
     bar.style.setProperty("--share", weight);
-    return element("div", {}, bar, element("b", {}, String(i)), element("i", {}, weight.toFixed(weight < 0.01 ? 3 : 2)));
+    const word = wordOf(i) ? [element("small", {title: wordOf(i)}, wordOf(i))] : [];
+    return element("div", {}, bar, element("b", {}, String(i)), ...word, element("i", {}, weight.toFixed(weight < 0.01 ? 3 : 2)));
   }));
-  bars.setAttribute("aria-label", "Weights: " + stage.weights.map((w, i) => `key ${i} ${w.toFixed(3)}`).join(", "));
+  bars.setAttribute("aria-label", "Weights: " + stage.weights.map((w, i) => `${key(i)} ${w.toFixed(3)}`).join(", "));
 }
+
+const key = i => `key ${i}${wordOf(i) && ` “${wordOf(i)}”`}`;
 
 /** Show the scene with something moved, and have the lab follow. */
 function draft(next, changes) {
@@ -60,7 +70,7 @@ function placeHandle() {
   const words = kind === "ray" ? `scaled by ${brief(now)}` : kind === "ring" ? `at ${brief(now)} degrees` :
     `direction ${brief(now)} degrees, ${kind === "sphere" ? `height ${brief(value("rise"))} degrees, ` : ""}length ${brief(value("length"))}`;
   const [low, high] = kind === "ray" ? [-1, 2] : [-180, 180];
-  describe(handle, {"aria-label": `The ${name}: ${keyboard}`,
+  describe(handle, {"aria-label": `The ${name}${asks && looking() ? ` of “${asks}”` : ""}: ${keyboard}`,
     "aria-valuenow": now, "aria-valuemin": low, "aria-valuemax": high, "aria-valuetext": words});
 }
 
@@ -71,19 +81,24 @@ function placeKeys() {
   while (keyring.children.length > stage.keys.length) keyring.lastElementChild.remove();
   while (keyring.children.length < stage.keys.length) {
     const i = keyring.children.length;
-    const made = element("g", {}, element("circle", {class: "knob"}), element("text", {}, String(i)));
+    const made = element("g", {}, element("circle", {class: "knob"}), element("text", {}), element("title", {}));
     made.addEventListener("keydown", event => moveByKey(event, i));
     keyring.append(made);
   }
-  stage.keys.forEach((key, i) => {
-    const [x, y, near] = onScreen(key), size = 0.05 + 0.13 * Math.sqrt(stage.weights[i]), away = Math.hypot(x, y) || 1;
-    const one = keyring.children[i], [circle, text] = one.children, wanted = stage.wanted.includes(i);
+  stage.keys.forEach((place, i) => {
+    const [x, y, near] = onScreen(place), word = wordOf(i), size = 0.05 + 0.13 * Math.sqrt(stage.weights[i]), away = Math.hypot(x, y) || 1;
+    const one = keyring.children[i], [circle, text, title] = one.children, wanted = stage.wanted.includes(i);
     describe(one, {class: `key${wanted ? " wanted" : ""}${movable() ? " loose" : ""}`, opacity: near < 0 ? 0.45 : 1});
     describe(circle, {cx: x, cy: y, r: size});
-    describe(text, {x: x + (x || 0.01) / away * (size + 0.11), y: y + y / away * (size + 0.11) + 0.035});
+    // A number stands outside its key, a word above or below: there it has room to both sides.
+    const aside = word ? [Math.max(-1.1, Math.min(1.1, x)), y + (y < 0.01 ? -size - 0.05 : size + 0.12)]
+      : [x + (x || 0.01) / away * (size + 0.11), y + y / away * (size + 0.11) + 0.035];
+    describe(text, {x: aside[0], y: aside[1], class: word && "word"});
+    text.textContent = `${i} ${few(word)}`.trim();
+    title.textContent = word;
     if (!movable()) { ["tabindex", "role", "aria-label", "aria-valuenow", "aria-valuetext"].forEach(name => one.removeAttribute(name)); return; }
-    describe(one, {tabindex: 0, role: "slider", "aria-label": `Key ${i}${wanted ? ", to be read" : ""}: ${keyboard}`, "aria-valuenow": rounded(key[0]),
-      "aria-valuemin": -stage.edge, "aria-valuemax": stage.edge, "aria-valuetext": `at ${key.map(part => brief(rounded(part))).join(", ")}; weight ${brief(stage.weights[i])}`});
+    describe(one, {tabindex: 0, role: "slider", "aria-label": `K${key(i).slice(1)}${wanted ? ", to be read" : ""}: ${keyboard}`, "aria-valuenow": rounded(place[0]),
+      "aria-valuemin": -stage.edge, "aria-valuemax": stage.edge, "aria-valuetext": `at ${place.map(part => brief(rounded(part))).join(", ")}; weight ${brief(stage.weights[i])}`});
   });
 }
 

@@ -138,7 +138,7 @@ function settle() {
 
 /** Keep the state in the address; a page that was opened from a disk may have none to keep it in. */
 function remember(how) {
-  try { history[how](null, "", address() || location.pathname); } catch { /* the page goes on as it is */ }
+  try { history[how](null, "", (address() || location.pathname) + location.hash); } catch { /* the page goes on as it is */ }
 }
 
 async function prove() {
@@ -176,7 +176,7 @@ export async function post(path, body, signal) {
 function reloaded() {
   if (sessionStorage.getItem("avow-refused") === token) return false;
   sessionStorage.setItem("avow-refused", token);
-  if (controls.size) history.replaceState(null, "", address() || location.pathname); // other pages keep their own
+  if (controls.size) history.replaceState(null, "", (address() || location.pathname) + location.hash); // other pages keep their own
   location.reload();
   return true;
 }
@@ -278,7 +278,7 @@ function drawFigures(answer) {
 
 /** An element with attributes and children. */
 export function element(name, attributes, ...children) {
-  const space = ["svg", "g", "circle", "line", "path", "text", "ellipse", "polygon"].includes(name);
+  const space = ["svg", "g", "circle", "line", "path", "text", "ellipse", "polygon", "title"].includes(name);
   const made = space ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);

@@ -2,8 +2,9 @@
 // state; stories come as scripts, one's own text from the lab.
 import {post} from "./lab.js";
 import {offerPython} from "./share.js";
-import {KINDS, atMost, brokenPromises, compared, crossedSentence, fromAddress, fromCode, headName, keysRead, kindName, matching,
-  nextWords, percent, quoted, sentence, toAddress, unpack, wholeWord, wordAt} from "./reading_data.js";
+import {KINDS, atMost, brokenPromises, capital, compared, crossedSentence, fromAddress, fromCode, headName, keyWords, kindName,
+  labelled, matching, nextWords, percent, quoted, sentence, toAddress, unpack, wholeAt, wholeWord,
+  wordAt} from "./reading_data.js";
 
 const at = id => document.getElementById(id);
 const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = at("thumbnails"), card = at("card");
@@ -175,7 +176,7 @@ function drawWords() {
   }
   text.classList.toggle("one-head", head !== null);
   const last = word === shown - 1;
-  slot.textContent = last ? near()[0][0].trim() || "↵" : "to the end";
+  slot.textContent = last ? labelled(near()[0][0]) : "to the end";
   slot.classList.toggle("back", !last);
   if (echoing) drawEcho();
 }
@@ -200,7 +201,7 @@ new IntersectionObserver(([{isIntersecting}]) => {
 /** What can be said about one word, now. */
 function fact(t) {
   const {n, weights, levels, readers} = asking(), {s} = state, head = lit();
-  const name = t ? quoted(reading.words[t]) : "The start mark";
+  const name = t ? capital(quoted(reading.words[t])) : "The start mark";
   const rest = t ? "" : " It means nothing: heads that look for something that is not there rest their weight on it.";
   if (t >= n) return `${name} comes later: the word that asks cannot see it.`;
   if (head === null) {
@@ -295,6 +296,8 @@ function drawNext() {
   const rows = compared(asking().next.exact, near());
   // A word that a list does not hold is less likely than its last one.
   const list = at("next"), said = (share, words) => share === null ? `<${percent(words.at(-1)[1]).replace("<", "")}` : percent(share);
+  const tried = state.crossed === null ? "" : "All else is read, whatever the slider says. ";
+  const rare = rows.some(({exact, near: likely}) => exact === null || likely === null);
   const both = name => ["exact", "near"].map(className => element(name, {className}));
   while (list.children.length < rows.length) {
     list.append(element("li", {}, element("b"), element("span", {className: "bars"}, ...both("i")), ...both("span")));
@@ -302,22 +305,26 @@ function drawNext() {
   const [[best]] = near();
   rows.forEach(({word, exact, near: likely}, i) => {
     const [name, bars, one, two] = list.children[i].children;
-    name.textContent = /[\p{L}\p{N}]/u.test(word) ? word.trim() : quoted(word);
+    name.textContent = name.title = labelled(word);
+    name.className = word.trim() === name.title ? "" : "sign";
     list.children[i].classList.toggle("best", word === best);
     bars.children[0].style.scale = `${exact ?? 0} 1`;
     bars.children[1].style.scale = `${likely ?? 0} 1`;
     [one.textContent, two.textContent] = [said(exact, asking().next.exact), said(likely, near())];
   });
   at("near").textContent = state.crossed === null ? "at this error" : "without it";
+  at("noted").textContent = tried + (rare ? "“<”: too rare to be listed." : "");
   at("asks").textContent = `After ${quoted(state.word ? wholeWord(reading.words, state.word) : "start")}`;
 }
 
 function drawCounters() {
-  const {H, S} = reading, {s, trail} = state, sum = of => trail.reduce((total, row) => total + of(row), 0);
-  const read = sum(row => keysRead(row, H, s)), counts = {"keys-read": read, "keys-left": sum(row => row.n * H) - read,
-    checked: trail.length * H, broken: sum(row => brokenPromises(row, H, S, s))};
-  for (const [id, count] of Object.entries(counts)) at(id).textContent = count.toLocaleString("en");
-  at("broken").classList.toggle("refuted", counts.broken > 0);
+  const {H, S} = reading, {s, trail} = state, sum = of => trail.reduce((total, row) => total + of(row), 0), head = lit();
+  const read = row => head === null ? row.read[s] * row.n : row.kept[s * H + head], broken = sum(row => brokenPromises(row, H, S, s));
+  const said = {"reads-now": head === null ? "A head reads, on average," : "This head reads",
+    "words-now": `${Math.round(read(asking()))} of ${asking().n}`, trail: trail.length > 1 ? `So far, ${trail.length} next words` : "So far, one next word",
+    "read-so-far": percent(sum(read) / sum(row => row.n)), checked: (trail.length * H).toLocaleString("en"), broken};
+  for (const [id, words] of Object.entries(said)) at(id).textContent = words;
+  at("broken").classList.toggle("refuted", broken > 0);
 }
 
 // ---- heads
@@ -440,12 +447,13 @@ at("search").addEventListener("keydown", event => {
 narrow.addEventListener("change", () => { layHeads(); markHead(); draw(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { lookUpColours(); draw(); });
 
-/** The addresses where a head can be taken apart by hand, and be broken. */
-export const linkTo = head => {
-  if (document.body.dataset.static) return {explorer: "explorer.html", bench: "bench.html"};
-  const kind = head === null ? "" : reading.kinds[head];
-  return {explorer: "/explorer", bench: STORED.includes(kind) ? `/bench?method=sparse&kind=${kind}` : "/bench"};
-};
+/** The addresses where a head can be taken apart by hand, with the words that it reads most, and be broken. */
+function linksTo(head) {
+  const asks = state.word ? labelled(wholeAt(reading, wordAt(reading, state.word))) : "start", kind = reading.kinds[head];
+  const words = new URLSearchParams([["asks", asks], ...keyWords(reading, asking(), head).map(word => ["key", word])]);
+  if (document.body.dataset.static) return {explorer: `explorer.html#${words}`, bench: "bench.html"};
+  return {explorer: `/explorer#${words}`, bench: STORED.includes(kind) ? `/bench?method=sparse&kind=${kind}` : "/bench"};
+}
 
 /** The head with the heaviest weight on a word far back. */
 function farSighted() {
@@ -463,7 +471,12 @@ const table = (title, lines) => element("table", {}, element("caption", {}, titl
 function drawCard() {
   const {s} = state, row = asking(), h = lit();
   at("another").textContent = state.head === null ? "Show me one that looks far back" : "All heads again";
-  for (const [where, link] of Object.entries(linkTo(h))) Object.assign(at(where), {href: link, hidden: h === null});
+  // A page by itself leads nowhere.
+  const linked = h !== null && stories.size > 1;
+  for (const where of ["explorer", "bench"]) at(where).hidden = !linked;
+  if (linked) for (const [where, link] of Object.entries(linksTo(h))) at(where).href = link;
+  at("promises").hidden = h === null;
+  if (h !== null) drawPromises(h);
   at("bench").textContent = STORED.includes(reading.kinds[h]) ? "See where one like it breaks →" : "See where heads break →";
   card.firstElementChild.replaceChildren(...h === null ? cardOfAll(row, s) : cardOfOne(row, s, h));
 }
@@ -478,19 +491,23 @@ const cardOfAll = (row, s) => [element("h2", {}, `All ${reading.H} heads`),
   }))];
 
 function cardOfOne(row, s, h) {
-  const {H, S, methods} = reading, {n} = row, kept = row.kept[s * H + h], kind = reading.kinds[h];
-  const bound = s && fromCode(row.bounds[h * S + s - 1]), error = s && row.errors[h * S + s - 1];
-  const promised = methods.map((_, i) => reading.promises[h * methods.length + i]);
-  const end = state.word === reading.prompt - 1 ? "" : "; for the last word";
+  const {H, S} = reading, {n} = row, kept = row.kept[s * H + h], kind = reading.kinds[h];
+  const bound = s && fromCode(row.bounds[h * S + s - 1]), error = s && fromCode(row.errors[h * S + s - 1]);
   return [element("h2", {}, `${headName(reading, h)} `, element("span", {className: "badge"}, kindName(kind))),
     element("p", {}, KINDS[kind]?.[1] ?? ""),
     element("p", {className: "big"}, `${kept} of ${n}`,
       small(kept < n ? `words must be read, ${n - kept} are proved not to matter` : "words are read")), bar(kept / n),
-    table("How far off can its answer be, in percent of its longest value?", [
-      line("reading these words", "", s ? atMost(bound) : "everything is read"),
-      line("measured", "recomputed in float64", s ? atMost(fromCode(error)).replace("at most ", "") : "–"),
-      ...methods.map((method, i) => line(method.replaceAll("_", " "), reading.says[method] + end,
-        promised[i] ? atMost(fromCode(promised[i])) : "promises nothing"))])];
+    element("p", {}, s ? `Its answer is proved to be off by ${atMost(bound)} of its longest value; measured in float64: ${
+      atMost(error).replace("at most ", "")}.` : "Everything is read, so its answer is exact.")];
+}
+
+/** What every method can promise for a head, behind its heading. */
+function drawPromises(h) {
+  const {methods, promises, says} = reading, end = state.word === reading.prompt - 1 ? "" : "; for the last word";
+  at("promises").lastElementChild.replaceWith(table("Proved error, in percent of the longest value", methods.map((method, i) => {
+    const promised = promises[h * methods.length + i];
+    return line(method.replaceAll("_", " "), says[method] + end, promised ? atMost(fromCode(promised)) : "promises nothing");
+  })));
 }
 for (const link of document.querySelectorAll("[href='#glossary']")) {
   link.addEventListener("click", () => { at("glossary").open = true; });

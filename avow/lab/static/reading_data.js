@@ -38,9 +38,6 @@ export function brokenPromises(row, H, S, s) {
   return broken;
 }
 
-/** How many keys all heads read at a position of the slider. */
-export const keysRead = (row, H, s) => row.kept.subarray(s * H, (s + 1) * H).reduce((sum, one) => sum + one, 0);
-
 // What a head does, as a name and as a sentence.
 export const KINDS = {
   resting: ["rests on the first token", "Most of its weight lies on the start mark: it has nothing to look for here."],
@@ -70,8 +67,25 @@ export function compared(exactly, nearly, most = 5) {
   return words.map(word => ({word, exact: exact.get(word) ?? null, near: near.get(word) ?? null}));
 }
 
-/** A token as it is quoted in a sentence. */
-export const quoted = word => `“${word.trim() || word.replaceAll("\n", "↵").replaceAll(" ", "␣")}”`;
+// Signs whose names say more than a speck between quotes.
+const SIGNS = {",": "a comma", ".": "a full stop", ":": "a colon", ";": "a semicolon", "!": "an exclamation mark",
+  "?": "a question mark", "(": "an opening bracket", ")": "a closing bracket", "'": "an apostrophe", "’": "an apostrophe",
+  '"': "a quotation mark", "«": "an opening quotation mark", "»": "a closing quotation mark", "-": "a hyphen", "—": "a dash",
+  "...": "three dots", "#": "a number sign", "_": "an underscore", "*": "an asterisk", "/": "a slash", "=": "an equals sign"};
+const several = (count, one) => count > 1 ? `${count} ${one}s` : `a ${one}`;
+
+/** A token as a sentence speaks of it: a word in quotes, a sign or white space by its name. */
+export function quoted(word) {
+  const seen = word.trim(), lines = word.split("\n").length - 1, spaces = word.length - lines;
+  if (/[\p{L}\p{N}]/u.test(seen)) return `“${seen}”`;
+  if (seen) return SIGNS[seen] ?? `the sign${seen.length > 1 ? "s" : ""} “${seen}”`;
+  return [lines && several(lines, "new line"), spaces && several(spaces, "space")].filter(Boolean).join(" and ") || "an empty word";
+}
+
+/** A token as a label: like `quoted`, without quotes and articles. */
+export const labelled = word => quoted(word).replace(/^(an?|the signs?) /, "").replace(/^“(.*)”$/, "$1");
+
+export const capital = text => text[0].toUpperCase() + text.slice(1);
 
 /** The whole word that a token ends, with what is written to it without a space. */
 export function wholeWord(words, t) {
@@ -107,12 +121,25 @@ export function sentence(reading, row, s) {
 
 /** Which of the text's whole words a token belongs to. */
 export const wordAt = (reading, t) => reading.starts.findLastIndex(start => start <= t);
+export const wholeAt = ({words, starts}, word) => words.slice(starts[word], starts[word + 1]).join("");
+
+/** Words for the keys of the page "One head": those that a head reads most, in the order of the text, and the heaviest at
+ * place 1, for that key is read there at first. */
+export function keyWords(reading, {n, weights}, h, most = 8) {
+  const name = t => t ? labelled(wholeAt(reading, wordAt(reading, t))) : "start", heavy = t => weights[h * n + t];
+  const found = new Map();
+  for (const t of [...Array(n).keys()].sort((a, b) => heavy(b) - heavy(a) || b - a)) {
+    if (found.size < most && !found.has(name(t))) found.set(name(t), t);
+  }
+  const [first, ...others] = found.keys(), [before, ...after] = others.sort((a, b) => found.get(a) - found.get(b));
+  return [before, first, ...after].filter(Boolean);
+}
 
 /** What crossing out a whole word did to the next one, in a sentence; `heads` must read it at the slider's position. */
 export function crossedSentence(reading, row, s, word) {
   const [[exact, chance]] = row.next.exact, [[near, now]] = row.without[word], from = reading.starts[word];
   const heads = Math.max(...row.readers.subarray(s * row.n + from, s * row.n + reading.starts[word + 1]));
-  const name = quoted(reading.words.slice(from, reading.starts[word + 1]).join(""));
+  const name = quoted(wholeAt(reading, word));
   const was = percent(chance), is = percent(now);
   const what = near !== exact ? `changes from ${quoted(exact)}, ${was}, to ${quoted(near)}, ${is}`
     : `is still ${quoted(near)}, ${is === was ? `${is} as before` : `${is} instead of ${was}`}`;

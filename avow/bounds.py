@@ -624,7 +624,8 @@ def _certificate(
 
 def _over(absolute: Tensor, unit: Tensor) -> Tensor:
     """Errors in a unit that is at least so long; infinite if that is not known to be anything."""
-    relative = torch.where(unit > 0, absolute * SAFETY**2 / unit.clamp(min=1e-300), math.inf)
+    # Units may be anything above 0: one that is replaced by a longer one would make errors look small.
+    relative = torch.where(unit > 0, absolute * SAFETY**2 / torch.where(unit > 0, unit, 1.0), math.inf)
     return torch.where(absolute > 0, relative, 0.0)
 
 

@@ -32,6 +32,19 @@ def test_hostile_rows_keep_their_bounds() -> None:
     assert counts["selection"] >= 600 and counts["quantised"] >= 600
 
 
+@pytest.mark.parametrize("size", [2.0**-990, 2.0**-1005, 2.0**-1015])
+def test_faint_values_have_bounds_no_smaller_than_usual_ones(size: float) -> None:
+    """A power of two changes no error relative to the longest value; only what underflows is added."""
+    q, k, v = drawn(dtype=torch.float64)
+    kept = torch.rand(40, 40) < 0.5
+    usual, faint = (avow.bound_selection(q, k, x, read=kept) for x in (v, size * v))
+    assert bool((faint.certificate.rows >= 0.999 * usual.certificate.rows).all())
+    assert bool((faint.certificate.relative_rows >= 0.999 * usual.certificate.relative_rows).all())
+    coarse = v.to(torch.bfloat16).double()
+    usual, faint = (avow.bound_quantised(q, k, x * v, k, x * coarse) for x in (1.0, size))  # type: ignore[assignment]
+    assert bool((faint.certificate.rows >= 0.999 * usual.certificate.rows).all()) and usual.certificate.bound > 1e-4
+
+
 @pytest.mark.parametrize("field", ["loss", "mass"])
 def test_a_bound_of_selections_that_is_a_tenth_too_small_is_caught(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     own = avow.bound_selection

@@ -314,3 +314,19 @@ def test_chance_comes_from_a_generator_or_is_refused_whatever_is_asked(tol: floa
     text = "generator=7 must be a torch.Generator; pass torch.Generator().manual_seed(0)"
     with pytest.raises(ParameterError, match=f"^{re.escape(text)}$"):
         cache.attend(torch.randn(1, 4, 1, 16), tol, generator=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-300])
+def test_keys_far_beyond_their_sketch_are_read_whatever_they_are_multiplied_by(scale: float) -> None:
+    """The first keys set the sketch's size, for which the others are too long: nothing times infinity is no number."""
+    k, v = torch.randn(2, 1, 2, 256, 16, dtype=torch.float64)
+    k[:, :, :128] *= 1e-290
+    cache = KeyValueCache(2, 16, dtype=torch.float64)
+    for half in (slice(0, 128), slice(128, 256)):
+        cache.append(k[:, :, half], v[:, :, half])
+        out, certificate = cache.attend(
+            torch.randn(1, 4, 1, 16, dtype=torch.float64), 0.1, scale=scale, method="sparse"
+        )
+    mean = v.mean(2, keepdim=True).repeat_interleave(2, 1)
+    error = torch.linalg.vector_norm(out - mean, dim=-1) / torch.linalg.vector_norm(v, dim=-1).amax()
+    assert bool((error <= certificate.rows).all()) and certificate.bound <= 0.1

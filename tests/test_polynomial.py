@@ -53,6 +53,21 @@ def test_the_answer_does_not_change_when_all_keys_are_shifted(degree: int) -> No
 
 
 @degrees
+@pytest.mark.parametrize("size", [1.0, 1e-170, 1e-290])
+def test_a_bound_is_kept_where_the_squares_of_values_vanish(degree: int, size: float) -> None:
+    """One key draws the query, and its value points against all others, so that the error is almost its bound."""
+    k = torch.zeros(1, 1, 400, 4, dtype=torch.float64)
+    k[..., 0, 0] = 1.0
+    v = torch.tensor([size, 0.0], dtype=torch.float64).repeat(1, 1, 400, 1)
+    v[..., 0, :] *= -1
+    q = torch.tensor([0.6, 0, 0, 0], dtype=torch.float64).reshape(1, 1, 1, 4)
+    out, certificate = avow.attend(q, k, v, method="polynomial", degree=degree, scale=1.0)
+    truth = torch.softmax(q @ k.mT, -1) @ (v / size)
+    error = torch.linalg.vector_norm(out / size - truth, dim=-1)
+    assert 0.99 * certificate.bound < float(error) <= certificate.bound
+
+
+@degrees
 @either_way
 def test_it_is_the_taylor_polynomial_of_the_weights(degree: int, causal: bool) -> None:
     q, k, v = (x.double() for x in quiet(0.3, n=40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -93,6 +94,62 @@ def test_the_slope_of_what_jumps_shows_nothing() -> None:
         refused("no step says|may have no value|not known to be smooth", proof.rising, term, t, 0)
     shown = about(x >= 0).rising(exp(t) - 1 - t, t, 0, about(x >= 0).exp_monotone(0, t))
     assert text(shown.formula) == "t ≥ 0 implies -t + e^t - 1 ≥ 0"
+
+
+# ---- what provers would take for some number without a word
+
+FOREIGN = [
+    (Eq(sympy.tan(x) * sympy.cos(x), sympy.sin(x), evaluate=False), "tan is none of the functions"),
+    (Eq(n * sympy.factorial(n - 1), sympy.factorial(n), evaluate=False), "factorial is none of the functions"),
+    (Eq(x * sympy.gamma(x), sympy.gamma(x + 1), evaluate=False), "gamma is none of the functions"),
+    (Eq(Sum(1, (j, 1, x)), x, evaluate=False), "does not run from a whole number to a whole number"),
+    (sympy.Integral(x * y, (x, 0, 1)) >= y / 2, "binds a name"),
+    (sympy.Product(y, (j, 1, 3)) >= y**3, "binds a name"),
+    (sympy.Limit(x / (x + y), x, 0) >= 0, "binds a name"),
+    (sympy.Ne(sympy.sin(sympy.Symbol("r", rational=True)), 0), "carries more than that it is real or whole"),
+    (sympy.Symbol("p", positive=True) + x >= x**2, "carries more than that it is real or whole"),
+]
+
+
+@pytest.mark.parametrize(("formula", "words"), FOREIGN, ids=lambda one: text(one) if not isinstance(one, str) else "")
+def test_a_term_that_may_have_no_value_or_hides_a_name_or_a_supposition_is_no_term_of_a_proof(
+    formula: Any, words: str
+) -> None:
+    """At π/2 the tangent times the cosine is not 1; there are no 2½ numbers from 1 to 2½; sin π is zero."""
+    with pytest.raises(ParameterError, match=words):
+        about(formula)
+    refused(words, about(x >= 0)._add, formula, "a rule", "", ())
+
+
+def test_without_that_a_false_identity_would_be_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = FOREIGN[0][0]
+    refused("tan is none of the functions", about(x >= 0).equal, *identity.args)
+    for name in ("formal", "kernel"):
+        module = importlib.import_module(f"avow.theory.claims.{name}")
+        monkeypatch.setattr(module, "unreadable", lambda formula: "")
+    proof = about(identity)
+    proof.conclude("0", proof.equal(*identity.args))
+    proof.finish()
+
+
+def test_nothing_is_put_into_a_slope_where_it_would_vary() -> None:
+    """The slope of x·y along x is y; with x for y it would be that of x², which is not x."""
+    proof = about(x >= 0)
+    slope = proof.equal(sympy.Derivative(t * y, t), y)
+    refused("is a slope where y varies", proof.at, slope, {y: t})
+    assert proof.at(proof.exp_tangent(y), {y: t})
+
+
+def test_equal_terms_are_not_caught_by_a_sum_of_the_function_they_are_put_into() -> None:
+    """From j = 1 follows nothing for Σ_j j, whose j is another."""
+    proof = about(x >= 0)
+    same = proof.same_value(lambda term: Sum(term, (j, 1, 2)), j, 1)
+    instance = proof.at(same, {j: sympy.Integer(1)})
+    refused("it does not follow", proof.have, x >= 100, instance)
+    caught = Implies(Eq(j, 1), Eq(Sum(j, (j, 1, 2)), 2, evaluate=False))
+    refused("it does not follow", proof.have, caught, same)
+    free = proof.same_value(lambda term: Sum(exp(term * j), (j, 1, 2)), i, 1)
+    proof.have(Implies(Eq(i, 1), Eq(Sum(exp(i * j), (j, 1, 2)), Sum(exp(j), (j, 1, 2)))), free)
 
 
 # ---- terms that cancel when they are put in

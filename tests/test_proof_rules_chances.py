@@ -109,6 +109,9 @@ def test_an_event_is_as_probable_as_one_that_it_is_implied_by_and_not_the_other_
     own = Proof(Statement({w: "numbers"}, {"0": w[1, 1] >= 0}, [w[1, 1] >= 0]))
     refused("is a variable of the statement", own.chance_implied, w, w[1, 1] <= 0, w[1, 1] >= 0)
     refused("not known to have a probability", shown.chance_implied, w, w[1, 1] <= x, Exists(x, x >= w[1, 1]))
+    # Where the number is not below zero, being at most 5 implies that; yet that is half as probable.
+    above = w[1, 1] >= 0
+    refused("is random itself", shown.chance_implied, w, w[1, 1] <= 5, above, when=above)
 
 
 def test_all_of_some_events_fail_no_more_often_than_each_of_them() -> None:

@@ -22,6 +22,7 @@ from avow.theory.claims.formal import (
     each,
     function,
     holds,
+    is_whole,
     latex,
     places,
     real,
@@ -32,7 +33,6 @@ from avow.theory.claims.formal import (
     violation,
     whole,
 )
-from avow.theory.claims.kernel import is_whole
 from avow.theory.claims.proof import Proof, Refutation
 from avow.theory.claims.provers import follows
 

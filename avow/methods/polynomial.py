@@ -38,7 +38,7 @@ from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Pro
 from avow.numerics import heads, rounding, scan
 from avow.numerics.features import sample_step
 from avow.numerics.masks import masked, row_tiles, visible_max
-from avow.numerics.norms import norm_floor, slack
+from avow.numerics.norms import lengths, norm_floor, slack
 from avow.numerics.softmax import softmax_average
 from avow.parameters import from_to, param
 
@@ -185,9 +185,9 @@ class Polynomial(Method):
         left = square * _remainder(reach, self.degree) / sure.clamp(min=1e-12)  # S
         # ‖o*‖ ≤ ‖out‖ + error, and never more than V.
         longest = heads.longest_seen(p, norms.v)
-        given = torch.linalg.vector_norm(computed.out.double(), dim=-1) * (1 + 1e-6)
+        given = lengths(computed.out)  # squares of faint values would vanish
         least = norm_floor(longest, norms.slack, p.v.shape[-1])
-        length = torch.where(least > 0, given / least.clamp(min=1e-300), 1.0)
+        length = torch.where(least > 0, given / torch.where(least > 0, least, 1.0), 1.0)
         arithmetic = 2 * apart * (1 + left) / sure.clamp(min=1e-12)
         final = rounding.unit(p.q.dtype)
         near = (left * (1 + length) + arithmetic + 2 * final) / (1 - left).clamp(min=1e-12)

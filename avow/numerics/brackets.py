@@ -84,7 +84,8 @@ def bracketed(
     grown = errors.grown
     sane = (grown < _FAR) & (errors.slope < _FAR)
     least = errors.tilt * sketch.reach.double().unsqueeze(-2) + errors.floor  # (b, g, r, c)
-    least = torch.where(sane, least, math.inf).float() * (1 + _EXP) + 2.0**-60
+    # Of groups of infinite reach nothing is known, also where a factor of 0 leaves nothing to multiply it by.
+    least = torch.where(sane & sketch.reach.isfinite().unsqueeze(-2), least, math.inf).float() * (1 + _EXP) + 2.0**-60
     slope = errors.slope.clamp(max=_FAR).float().unsqueeze(-1)
     half = torch.addcmul(least.unsqueeze(-1), slope, sketch.radius.float().unsqueeze(2)).flatten(3)  # (b, g, r, s)
     middle = middle.flatten(3)

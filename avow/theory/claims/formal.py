@@ -380,6 +380,9 @@ class Statement:
             if formula in (sympy.true, sympy.false):
                 rule = f"is {formula} whatever the variables are"
                 raise ParameterError(f"statement: {name}", formula, rule, "state what is not settled by itself")
+            if trouble := unreadable(self.expanded(formula)):
+                remedy = "write it with sums, exponentials and what else avow.theory.claims.formal knows"
+                raise ParameterError(f"statement: {name}", text(formula), f"cannot be proved: {trouble}", remedy)
             if cases := cases_of_sums(self.expanded(formula)):
                 rule, remedy = "holds a sum within a case", "write the sum of terms times Heaviside or Max"
                 raise ParameterError(f"statement: {name}", text(cases), rule, remedy)
@@ -492,6 +495,39 @@ def variables(formula: Formula) -> set[Any]:
     labels = {base.label for base in bases}
     functions = {one.func for one in formula.atoms(AppliedUndef)}
     return (symbols - elements - labels - bound | bases | functions) - bound
+
+
+def is_whole(term: Any) -> bool:
+    """Whether a term is a whole number wherever it has a value."""
+    term = sympy.sympify(term)
+    parts = isinstance(term, sympy.Add | sympy.Mul) and all(map(is_whole, term.args))
+    return bool(term.is_integer or parts or isinstance(term, sympy.floor))
+
+
+def unreadable(formula: Formula) -> str:
+    """What in a formula a proof cannot read, in words; empty if nothing.
+
+    Provers take every term they do not know for some number, one and the same for all: so each must have a value
+    wherever the conditions of logarithms, roots and quotients hold, and bind no name that nobody sees to be bound.
+    """
+    for term in sympy.preorder_traversal(formula):
+        if isinstance(term, _BINDING) and not isinstance(term, Sum):
+            return f"{text(term)} binds a name, as only sums and the conditions of this module may"
+        if isinstance(term, sympy.Function) and not isinstance(term, _KNOWN):
+            return f"{type(term).__name__} is none of the functions that are known to have a value everywhere"
+        if isinstance(term, _NO_NUMBERS):
+            return f"{term} is no real number"
+        if isinstance(term, Symbol) and _supposed(term) not in _VISIBLE:
+            rule = "carries more than that it is real or whole"
+            return f"{text(term)} {rule}: make it by real() or whole(), and what else is known a hypothesis"
+        if isinstance(term, Sum) and not all(map(is_whole, itertools.chain(*term.limits))):
+            return f"{text(term)} does not run from a whole number to a whole number"
+    return ""
+
+
+def _supposed(symbol: Symbol) -> frozenset[str]:
+    """What SymPy supposes of a symbol."""
+    return frozenset(name for name, value in symbol.assumptions0.items() if value)
 
 
 def cases_of_sums(formula: Formula) -> Formula | None:
@@ -653,6 +689,18 @@ class Measured(sympy.Function):
     def exact(self, values: Sequence[Any]) -> Any:
         """The number for rational values, if it is rational for sure; else None."""
         return None
+
+
+# What binds names beside the conditions of this module, and of what provers know nothing.
+_BINDING = (sympy.concrete.expr_with_limits.ExprWithLimits, sympy.Limit, sympy.Subs, sympy.Lambda)
+# Functions with a value wherever the conditions of logarithms, roots and quotients hold.
+_KNOWN = (
+    *(sympy.exp, sympy.log, sympy.Abs, sympy.sign, sympy.floor, sympy.ceiling, sympy.sin, sympy.cos),
+    *(sympy.sinh, sympy.cosh, sympy.tanh, sympy.erf, sympy.erfc, sympy.Heaviside, sympy.KroneckerDelta),
+    *(sympy.Piecewise, AppliedUndef, Random, Row, Measured),
+)
+_NO_NUMBERS = tuple(type(x) for x in (sympy.I, sympy.oo, -sympy.oo, sympy.zoo, sympy.nan))
+_VISIBLE = [_supposed(Symbol("x", **known)) for known in ({}, {"real": True}, {"integer": True})]
 
 
 class Prime(Judged):

@@ -10,7 +10,18 @@ import sympy
 from sympy import And, Equivalent, Implies, Indexed, Not, Or, Sum, Symbol, exp, log
 
 from avow.theory.claims.evidence import Evidence, Unproved
-from avow.theory.claims.formal import ForAll, Formula, Statement, cases_of_sums, holds, latex, text, variables
+from avow.theory.claims.formal import (
+    ForAll,
+    Formula,
+    Statement,
+    cases_of_sums,
+    holds,
+    is_whole,
+    latex,
+    text,
+    unreadable,
+    variables,
+)
 from avow.theory.claims.provers import bound_by, canonical, follows, refreshed, unbound
 
 
@@ -156,6 +167,8 @@ class Kernel:
     def _add(self, formula: Formula, by: str, says: str, uses: Sequence[Step]) -> Step:
         if cases := cases_of_sums(formula):
             raise Unproved(f"{says or by}: SymPy may have changed the meaning of {text(cases)}")
+        if trouble := unreadable(formula):
+            raise Unproved(f"{says or by}: {trouble}")
         step = Step(formula, by, says, tuple(uses))
         self.steps.append(step)
         return step
@@ -269,19 +282,16 @@ def alike(one: Formula, other: Formula) -> bool:
     return bool(unbound(canonical(one)) == unbound(canonical(other)))
 
 
-def is_whole(term: Any) -> bool:
-    """Whether a term is a whole number wherever it has a value."""
-    term = sympy.sympify(term)
-    parts = isinstance(term, sympy.Add | sympy.Mul) and all(map(is_whole, term.args))
-    return bool(term.is_integer or parts or isinstance(term, sympy.floor))
-
-
 def when_so(condition: Any, formula: Formula) -> Formula:
     return formula if condition in (True, sympy.true) else Implies(condition, formula)
 
 
 def put_all(formula: Formula, values: Mapping[Any, Any]) -> Formula:
     """A formula with terms in place of some variables at once; a sequence's is a function of the indices."""
+    for slope in formula.atoms(sympy.Derivative):
+        if caught := variables(slope) & set(values):
+            names = ", ".join(sorted(map(text, caught)))
+            raise Unproved(f"{text(slope)} is a slope where {names} varies: nothing can be put in for it")
     stand_ins = {name: sympy.Dummy(integer=name.is_integer) for name in values if isinstance(name, Symbol)}
     # Bound indices are like no other symbol, so that no term is caught by a sum or a quantifier.
     formula = refreshed(formula).xreplace(stand_ins)

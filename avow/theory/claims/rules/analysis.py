@@ -1,4 +1,4 @@
-r"""Rules of real analysis: exponentials, logarithms, slopes, limits, and numbers in balls."""
+r"""Rules of real analysis: exponentials, logarithms, slopes, and numbers in balls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sympy import And, Equivalent, Implies, Sum, Symbol, exp, log
 
 from avow.numerics import intervals
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import Formula, holds, text
-from avow.theory.claims.kernel import Kernel, Step, conditions
-from avow.theory.claims.provers import bounds, cover, follows, same
+from avow.theory.claims.formal import Formula, holds, is_whole, text
+from avow.theory.claims.kernel import Kernel, Step, conditions, put
+from avow.theory.claims.provers import cover, follows, same
 
 # With their quotients, roots and logarithms where these have values, all that `rising` takes.
 SMOOTH = (exp, log, sympy.sin, sympy.cos, sympy.tanh, sympy.sinh, sympy.cosh, sympy.erf, sympy.erfc)
@@ -53,7 +53,11 @@ class Analysis(Kernel):
 
     def same_value(self, function: Any, a: Any, b: Any) -> Step:
         r""":math:`a = b \Rightarrow f(a) = f(b)`, whatever the function is."""
-        return self._rule(Implies(sympy.Eq(a, b), sympy.Eq(function(a), function(b))), "a function has one value", ())
+        a, b = map(sympy.sympify, (a, b))
+        # A name of its own first: what is put in for it is not caught by a sum that the function makes.
+        place = sympy.Dummy(real=True, integer=True if is_whole(a) and is_whole(b) else None)
+        one, other = (put(sympy.sympify(function(place)), place, term) for term in (a, b))
+        return self._rule(Implies(sympy.Eq(a, b), sympy.Eq(one, other)), "a function has one value", ())
 
     def sine_of_rational(self, x: Any) -> Step:
         r""":math:`x \ne 0 \Rightarrow \sin x \ne 0` for rational x, since :math:`\pi` is irrational (Lambert)."""
@@ -110,11 +114,3 @@ class Analysis(Kernel):
         pieces = cover(formula, box, most, says)
         within = And(*(And(low <= x, x <= high) for x, (low, high) in box.items()))
         return self._add(Implies(within, formula), f"balls on {pieces:,} pieces", says, ())
-
-    def limit(self, term: Any, x: Symbol, to: Any, value: Any, *uses: Step, side: str = "+", says: str = "") -> Step:
-        """The limit of a term, as SymPy computes it, its other symbols being as positive as steps say."""
-        known = bounds([step.formula for step in uses])
-        found = sympy.limit(term.xreplace(known), x, to, side).xreplace({dummy: name for name, dummy in known.items()})
-        if sympy.simplify(found - value) != 0:
-            raise Unproved(f"{says or text(term)}: the limit is {found}, and not {value}")
-        return self._add(sympy.Eq(sympy.Limit(term, x, to, side), value, evaluate=False), "SymPy", says, uses)

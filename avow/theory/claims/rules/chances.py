@@ -80,6 +80,7 @@ class Chances(Kernel):
     def chance_implied(self, w: IndexedBase, one: Formula, other: Formula, *uses: Step, when: Any = True) -> Step:
         """An event that another one implies is as probable at least; what implies it steps must say of any numbers."""
         self._events(w, one, other)
+        self._apart(w, when)
         self._needed(uses, (when, Implies(one, other)))
         claimed = when_so(when, Chance(w, one) <= Chance(w, other))
         return self._rule(claimed, "what is implied is as probable at least", uses)

@@ -9,8 +9,8 @@ import sympy
 from sympy import And, Implies
 
 from avow.theory.claims.evidence import Unproved
-from avow.theory.claims.formal import text
-from avow.theory.claims.kernel import Kernel, Step, is_whole
+from avow.theory.claims.formal import is_whole, text
+from avow.theory.claims.kernel import Kernel, Step
 
 
 class Programs(Kernel):

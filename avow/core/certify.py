@@ -36,23 +36,24 @@ _ALIKE = 8.0
 
 
 class _Stated(NamedTuple):
-    """A certificate's fields, and what gives those that are relative to the answer."""
+    """A certificate's fields, and what gives those that are relative to the answer, from the rows."""
 
     fields: dict[str, Any]
-    relative: Callable[[], dict[str, Any]]
+    relative: Callable[[Tensor], dict[str, Any]]
 
 
 def certify(method: Method, p: Problem, computed: Computed, confidence: float) -> Certificate:
     """The certificate of an answer just computed."""
-    stated = _stated(method, p, computed, confidence)
-    return Certificate(**stated.fields | stated.relative())
+    fields, relative = _stated(method, p, computed, confidence)
+    return Certificate(**fields | relative(fields["rows"]))
 
 
 def certify_lazily(method: Method, p: Problem, computed: Computed, confidence: float) -> LazyCertificate:
     """The same certificate; the bounds relative to the answer are computed when somebody looks at them."""
     fields, relative = _stated(method, p, computed, confidence)
     # Whoever writes into the rows of a certificate does not change what is stated later.
-    return LazyCertificate.of(lambda: fields | relative(), known=fields | {"rows": fields["rows"].clone()})
+    rows = fields["rows"].clone()
+    return LazyCertificate.of(lambda: fields | {"rows": rows} | relative(rows), known=fields)
 
 
 def _stated(method: Method, p: Problem, computed: Computed, confidence: float) -> _Stated:
@@ -77,15 +78,14 @@ def _stated(method: Method, p: Problem, computed: Computed, confidence: float) -
             trivial = torch.where(most > 0, (length + most) * rounding.SAFETY / unit, math.inf)
             promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, trivial))
         bound = _largest(method, promise.rows)
-    rows = promise.rows
 
-    def relative() -> dict[str, Any]:
+    def relative(rows: Tensor) -> dict[str, Any]:
         with torch.no_grad():
-            own = relative_errors(absolute_errors(rows, longest), floors)
+            own = relative_errors(absolute_errors(rows.view_as(floors), longest), floors)
         return {"relative": float(own.amax()) if own.numel() else 0.0, "relative_rows": own.reshape(shape)}
 
     identity = {"method": method.name, "parameters": method.parameters, "target": method.target}
-    bounds = {"bound": bound, "rows": rows.reshape(shape), "cost": _checked_cost(method, p.sizes)}
+    bounds = {"bound": bound, "rows": promise.rows.reshape(shape), "cost": _checked_cost(method, p.sizes)}
     return _Stated(vars(promise) | identity | bounds, relative)
 
 

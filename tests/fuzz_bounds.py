@@ -66,7 +66,7 @@ def draw(chance: random.Random) -> Head:
         q, k, v = q * size, k * size, v * size
     elif kind == "tiny":
         size = {torch.float16: 1e-5, torch.float64: 1e-200}.get(dtype, 1e-30)
-        q, v = q * size, v * size
+        q, v = q * size, v * (size if dtype != torch.float64 else chance.choice([1e-200, 1e-305]))
     elif kind == "lopsided":
         v = v * 10.0 ** torch.randint(-6, 4, (b, g, s, 1), generator=generator)
         k = k * 10.0 ** torch.randint(-3, 2, (b, g, s, 1), generator=generator)

@@ -167,10 +167,9 @@ def heads_discrete(against: Refutation, proof: Proof, strength: Formula) -> None
     case = {n: 3, d: 3, mu: along_axes(3), eps: Fraction(1, 100), c: Fraction(1, 2)}
     against.case(case, "three keys, ε = 0.01, c = ½: head 1 has √300 against 2, and 0.9 of the weight")
     some, size, less = proof.given(n >= 2), proof.given(eps > 0), proof.given(eps < 1)
-    positive = proof.have(And(n / eps > 0, eps > 0), some, size)
     t = strength(n, eps)
-    grows = proof.log_monotone(sympy.Integer(1), n / eps, positive)
-    half = proof.exp_monotone(t / 2, c * t, positive)
+    grows = proof.log_monotone(sympy.Integer(1), n / eps, some, size)
+    half = proof.exp_monotone(t / 2, c * t, some, size)
     own, other = _alone(proof, 1, t, c), _alone(proof, 2, t, c)
     proof.conclude("both", own, other, half, grows, some, size, less)
     halved = _alone(proof, 1, log(n / eps), Rational(1, 2))
@@ -289,9 +288,8 @@ def heads_gauss(against: Refutation, proof: Proof, law: Law) -> None:
     some, size, less, loud = (proof.given(one) for one in (n >= 2, eps > 0, eps < 1, beta > 0))
     long, bound = proof.given(beta >= log((n - 1) / eps)), law.least(n, eps, beta)
     own, other = _alone(proof, 1, beta, t), _alone(proof, 2, beta, t)
-    positive = proof.have(And((n - 1) / eps > 0, eps > 0), some, size)
-    rises = proof.exp_monotone(beta * bound, beta * t, positive, loud)
-    ahead = proof.exp_monotone(log((n - 1) / eps), beta, positive)
+    rises = proof.exp_monotone(beta * bound, beta * t, some, size)
+    ahead = proof.exp_monotone(log((n - 1) / eps), beta, some, size)
     exactly = proof.have(Equivalent(_both(t), t >= bound), own, other, rises, ahead, long, some, size, loud)
     proof.conclude("exactly", proof.at(exactly, {t: length}))
     none = proof.at(own, {t: length}), proof.exp_monotone(beta * length, 0)
@@ -306,7 +304,7 @@ def heads_gauss(against: Refutation, proof: Proof, law: Law) -> None:
     gone = erf(1) - erf(1 - t)
     slow = proof.have(sympy.diff(2 * t - gone, t) >= 0, proof.exp_monotone(-((1 - t) ** 2), 0))
     ahead = proof.have(
-        bound >= 0, proof.log_monotone(sympy.Integer(1), (n - 1) / eps, positive), some, size, less, loud
+        bound >= 0, proof.log_monotone(sympy.Integer(1), (n - 1) / eps, some, size), some, size, less, loud
     )
     for part, difference, slopes in (("below", gone, ()), ("rises", 2 * t - gone, (slow,))):
         proof.conclude(part, proof.at(proof.rising(difference, t, 0, *slopes), {t: bound}), ahead)

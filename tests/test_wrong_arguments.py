@@ -294,7 +294,7 @@ def _hugging(folder: Path) -> dict[str, Call]:
         "apply": Call(h.apply, {"model": model, "plan": plan}),
         "statement": Call(lambda model: h.statement(model, input_ids=ids), {"model": model}),
         "decoding_speed": Call(h.decoding_speed, {"model": model, "plan": plan, "ids": ids, "rounds": 1}),
-        "verify": Call(h.verify, dict(zip(parameters(h.verify), (model, plan, ids, 2, 1), strict=True))),
+        "verify": Call(h.verify, dict(zip(parameters(h.verify), (model, plan, ids, 2, 1, print), strict=True))),
     }
 
 
@@ -363,6 +363,7 @@ EVERY = sorted({f"{surface.__name__}.{name}" for surface in SURFACES for name in
 LEFT = {
     "avow.nn.check_permutation_equivariance": {"module", "example"},
     "avow.integrations.transformers.profile": {"tell"},
+    "avow.integrations.transformers.verify": {"tell"},
     "avow.plan_decode": {"tell"},
     # Filled by avow alone.
     "avow.AttentionAudit": {"rate", "tol", "confidence", "seed"},

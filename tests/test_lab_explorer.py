@@ -180,7 +180,8 @@ def test_a_routed_token_is_judged_where_it_is_held(angle: float) -> None:
 
 def test_this_draw_of_a_noisy_key_is_told_apart_from_the_law() -> None:
     near, far = (explorer.verdict(ExplorerInputs(show="noise", x=x))["verdict"]["says"] for x in (1.0, 0.5))
-    assert near.endswith("near enough.") and far.endswith("too far.")
+    assert near.endswith(": within 0.1.") and far.endswith(": more than 0.1.")
+    assert "At the X shown, 0.5, one head is off by" in far
 
 
 @pytest.mark.parametrize(

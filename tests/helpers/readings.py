@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from avow.numerics.sketch import GROUP
+
 TEXT = (
     "The old house by the river had three kitchens, and in each of them stood a shelf with one pot on it. Marta "
     "hid the brass key in the blue teapot, because nobody drank tea in the winter. The red jug held buttons, and "
@@ -70,6 +72,7 @@ def story(
         levels = np.full((total, n), len(STOPS))
         for i in reversed(range(len(STOPS))):
             levels[2 * tail <= STOPS[i]] = i
+        levels[:, n // GROUP * GROUP :] = len(STOPS)  # sketches hold whole groups
         kept = np.stack([levels > i for i in range(len(STOPS))])  # stop, head, token
         bounds = 2 * np.where(kept, 0, weights).sum(2).T + 1e-7
         errors = bounds * draws.uniform(0.001, 0.3, bounds.shape)

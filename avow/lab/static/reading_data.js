@@ -38,14 +38,14 @@ export function brokenPromises(row, H, S, s) {
   return broken;
 }
 
-// What a head does, as a name and as a sentence.
+// What a head does over the whole text, as a name and as the end of a sentence: `head_kinds` has the rules.
 export const KINDS = {
-  resting: ["rests on the first token", "Most of its weight lies on the start mark: it has nothing to look for here."],
-  previous: ["word before", "It reads the word just before the one that asks."],
-  same: ["same word", "It reads earlier places where the same word stands."],
-  induction: ["induction", "It finds an earlier place where this word stood, and reads what followed it there."],
-  local: ["local", "It reads the last few words."],
-  wide: ["wide", "It spreads its weight over much of the text."],
+  resting: ["rests on the first token", "most of its weight lies on the start mark: it finds nothing to look for"],
+  previous: ["word before", "it mostly reads the word just before the one that asks"],
+  same: ["same word", "where the word that asks stood before, it often reads it there"],
+  induction: ["induction", "where the word that asks stood before, it often reads what followed it there"],
+  local: ["local", "it mostly reads the last few words"],
+  wide: ["wide", "none of the other habits: it reads many words, or distant ones"],
 };
 export const kindName = kind => KINDS[kind]?.[0] ?? kind;
 export const headName = (reading, h) => `Layer ${Math.floor(h / reading.heads)}, head ${h % reading.heads}`;
@@ -59,8 +59,12 @@ export function matching(reading, words) {
   return all.filter(h => `${kindName(reading.kinds[h])} ${reading.kinds[h]}`.includes(wanted));
 }
 
+/** How many of the last words every head reads at every error: those after the last full group of `sketch.py`. */
+const GROUP = 64;
+export const alwaysRead = n => n % GROUP;
+
 /** Up to `most` next words with both probabilities; null where a list does not hold the word. */
-export function compared(exactly, nearly, most = 5) {
+export function compared(exactly, nearly, most = 4) {
   const exact = new Map(exactly), near = new Map(nearly), [best] = near.keys();
   const words = [...exact.keys()].slice(0, most);
   if (!words.includes(best)) words[most - 1] = best;
@@ -115,7 +119,7 @@ export function sentence(reading, row, s) {
   if (short) return `This text is too short to skip anything: all of it is read, and the next word ${word}.`;
   const error = percent(reading.stops[s - 1]), read = percent(row.read[s]);
   // What is proved is about each head; what that does to the next word is tried.
-  return `Proved: with ${read} of all readings, no head is off by more than ${error} of its longest value. `
+  return `Proved of all heads: with ${read} of their readings, none is off by more than ${error} of its longest value. `
     + `Tried: the next word ${word}.`;
 }
 
@@ -144,7 +148,7 @@ export function crossedSentence(reading, row, s, word) {
   const what = near !== exact ? `changes from ${quoted(exact)}, ${was}, to ${quoted(near)}, ${is}`
     : `is still ${quoted(near)}, ${is === was ? `${is} as before` : `${is} instead of ${was}`}`;
   return `Tried without ${name}: the next word ${what}. `
-    + (s ? `At this error ${heads} of ${reading.H} heads must read it.` : "No later word may read it now.");
+    + (s ? `At this error ${heads} heads must read it, whether it matters or not.` : "No later word may read it now.");
 }
 
 /** What an address says: story, asking word, head, position of the slider, the word that is crossed out; null or 0

@@ -387,7 +387,7 @@ def test_keys_carry_the_words_of_a_head_of_page_1_and_keep_them(visit: Opener) -
     assert found.page.locator("#weights small").all_text_contents() == ["start", "teapot", "incomprehensibly"]
     assert "query of “blue”" in found.page.inner_text("#signs") and found.page.is_visible("#carried")
     assert found.page.get_attribute("#stage .key:nth-child(2)", "aria-label").startswith("Key 1 “teapot”, to be read:")
-    assert "rubber band" in found.page.inner_text(".meant >> nth=0")
+    assert "rubber band" in found.page.inner_text(".meant >> nth=1")
     found.page.focus("#stage .key:nth-child(2)")
     found.page.keyboard.press("Shift+ArrowLeft")
     found.page.wait_for_url(re.compile("keys=1_"))

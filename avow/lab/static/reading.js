@@ -125,6 +125,7 @@ function ask(word, trail = [], crossed = null) {
   const focused = text.contains(document.activeElement);
   text.replaceChildren(...nodes.slice(0, state.shown).flat(), slot);
   cross(crossed !== null);
+  drawWhy();
   draw();
   if (focused) spans[word].focus({preventScroll: true});
 }
@@ -260,7 +261,7 @@ function drawFact() {
       : mark("asks", "click it: what comes after it?")]);
 }
 
-/** Below that, the same for all heads and errors: why some words are never left out, and what is counted. */
+/** Below that, whatever the head and the error: why some words are never left out, and what is counted. */
 function drawWhy() {
   const {n} = asking(), many = alwaysRead(n), last = many === n ? `all ${n} words` : many > 1 ? `the last ${many} words` : "the last word";
   at("why").textContent = (many ? `Every head reads ${last}: a word can be left out only when its group of 64 is full, and the last group is not. ` : "")
@@ -321,9 +322,6 @@ function draw() {
   drawHeads();
   drawCard();
   drawFact();
-  drawWhy();
-  at("alone").classList.toggle("stale", state.head === null); // its room is kept
-  if (state.head !== null) at("alone").firstElementChild.textContent = headName(reading, state.head).toLowerCase();
   clearTimeout(resting);
   // What a reader of the screen hears, and the address, follow once nothing moves.
   resting = setTimeout(() => {
@@ -458,6 +456,8 @@ function markHead() {
   grid.querySelector("[aria-selected=true]")?.setAttribute("aria-selected", "false");
   at(`head-${state.head}`)?.setAttribute("aria-selected", "true");
   grid.setAttribute("aria-activedescendant", state.head === null ? "" : `head-${state.head}`);
+  at("alone").classList.toggle("stale", state.head === null); // its room is kept
+  at("alone").firstElementChild.textContent = state.head === null ? "" : headName(reading, state.head).toLowerCase();
 }
 
 const headOf = event => event.target.id.startsWith("head-") ? Number(event.target.id.slice(5)) : null;

@@ -457,6 +457,7 @@ function markHead() {
   at(`head-${state.head}`)?.setAttribute("aria-selected", "true");
   grid.setAttribute("aria-activedescendant", state.head === null ? "" : `head-${state.head}`);
   at("alone").classList.toggle("stale", state.head === null); // its room is kept
+  at("alone").lastElementChild.disabled = state.head === null;
   at("alone").firstElementChild.textContent = state.head === null ? "" : headName(reading, state.head).toLowerCase();
 }
 

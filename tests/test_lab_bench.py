@@ -393,7 +393,7 @@ def test_the_mark_stands_on_the_axis_when_another_method_has_a_longer_legend(vis
 def test_the_mark_is_dragged_along_its_axis_with_the_verdict_live(visit: Opener) -> None:
     found = visit(STRETCHED, viewport={"width": 1366, "height": 650})
     assert "gave warning" in found.judged("warned")
-    assert found.page.inner_text("#sentence").startswith("With queries and keys stretched ×8 the certificate")
+    assert found.page.inner_text("#sentence").startswith("Queries and keys stretched ×8. The certificate is")
     drag_knob(found, 0.1, let_go=False)
     assert abs(knob_place(found) - 0.1) < 0.01, "it is under the hand"
     found.page.wait_for_function("() => document.getElementById('mark').textContent === '≈ kept'")
@@ -405,7 +405,7 @@ def test_the_mark_is_dragged_along_its_axis_with_the_verdict_live(visit: Opener)
     assert "within its promise" in found.judged("kept")
     norm = float(found.inputs["norm"])
     assert 0.1 < norm < 0.3 and found.page.inner_text("#sentence").startswith(
-        f"With queries and keys stretched ×{norm:g} the certificate, the proved bound, says"
+        f"Queries and keys stretched ×{norm:g}. Proved with probability 0.99: no row"
     )
     middle = found.page.locator("#breaking svg[role=application] .points").first.bounding_box()
     knob = found.page.locator("#knob").bounding_box()

@@ -285,7 +285,7 @@ def _breaking(inputs: BenchInputs, curve: Sequence[Trial], here: Trial) -> Figur
     first, last = knob.places[0], knob.places[-1]
     room = (last / first) ** 0.04
     x = Axis(knob.title, log=True, range=(first / room, last * room), every=1)
-    y = _error_axis("error, of the longest value", min(trial.error for trial in (*curve, here)))
+    y = _error_axis("error", min(trial.error for trial in (*curve, here)))
     return figure(Plot("", x, y, traces, levels={1.0: "no use"}))
 
 
@@ -313,7 +313,7 @@ def _costs(rows: Workload, trials: Sequence[Trial], unit: str) -> Figure:
         hover = _WORDS.html("hover", trial, cost, counted, trial.own_mechanism).strip()
         settings.append(Setting(trial.method, cost, _shown(trial.error), _shown(trial.bound), hover))
     x = Axis(f"{'time' if unit == 'time' else 'cost'} relative to exact attention", log=True, format="×")
-    plot = cost_plot("", x, _error_axis("error, of the longest value", min(trial.error for trial in trials)), settings)
+    plot = cost_plot("", x, _error_axis("error", min(trial.error for trial in trials)), settings)
     # The page has a legend of its own.
     return figure(dataclasses.replace(plot, traces=[dataclasses.replace(one, legend=False) for one in plot.traces]))
 
@@ -354,7 +354,7 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-_SUMMARY = "Some methods skip words, some summarise them. Where one fails, its certificate, the proved bound, says so first."
+_SUMMARY = "Methods skip words or summarise them. Before one fails, its certificate, the proved bound, warns."
 _PRESETS: Presets = {
     "A real head, sparse": {},
     "Sparse, clusters": {"kind": "clustered"},

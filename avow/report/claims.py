@@ -69,7 +69,7 @@ def claims_page(findings: Sequence[Finding], command: str) -> str:
 
 
 class Sentence(NamedTuple):
-    """A claim in words: with its short terms typeset, the long ones by number below it, and as text without the long ones."""
+    """A claim in words: its short terms typeset, the long ones numbered below it; and as text without the long ones."""
 
     words: Markup
     below: list[Markup]
@@ -117,7 +117,7 @@ def title(claim: Claim) -> str:
     """The claim in words alone, in HTML: a heading, and the terms that are too long for it."""
     from avow.report.page import macro
 
-    return str(macro("claim.html", "says")(sentence(claim), "h2"))
+    return str(macro("claim.html", "says")(sentence(claim), "h2")).strip()
 
 
 def judged(finding: Finding, figures: dict[str, Any], known: set[str], link: str = LINK) -> str:

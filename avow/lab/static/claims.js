@@ -31,7 +31,8 @@ if (!copy) start({
   preview(answer) {
     list(answer.ledger);
     if (answer.claim) open(answer.claim); else filter();
-    if (!new URLSearchParams(location.search).has("claim")) first();
+    // When this answer has been drawn: only then is another one asked for.
+    if (!new URLSearchParams(location.search).has("claim")) queueMicrotask(first);
   },
   verdict(answer) {
     if (answer.html !== drawn) found(drawn = answer.html);

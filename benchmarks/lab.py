@@ -30,7 +30,7 @@ SLIDERS = {
     "": "tolerance",
     "explorer": "angle",
     "explorer?show=noise&law=Gaussian": "x",
-    "bench": "norm",
+    "bench?method=random_features&kind=diffuse": "norm",
     "bench?method=low_rank&kind=clustered": "rank",
     "bench?method=sparse&kind=clustered": "drop",
     "claims": "seed",
@@ -54,7 +54,7 @@ SHOWN = """() => [moves, performance.getEntriesByName("avow:paint")
 
 DRAWN = "() => performance.getEntriesByName('avow:figure').map(one => one.duration)"
 # A page whose proof takes seconds: whatever moves in another tab meanwhile must not be later for that.
-PROVING = "bench?n=2048&norm=4"
+PROVING = "bench?method=random_features&kind=diffuse&n=2048&norm=4"
 AT_PROOF = """() => document.getElementById("mark").textContent === "proving …" ||
   document.getElementById("verdict").dataset.proving"""
 # Whenever it is through with a proof, it is given another head to prove the same of; `begun` counts them.

@@ -21,10 +21,13 @@ from avow.lab.pages.bench import KNOBS, PAGE, REAL, BenchInputs, judged, preview
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
+from avow.report.formatting import percent
 from tests.helpers.lab import Lab
 from tests.helpers.lab_visits import Opener, Visit
 
 SMALL: dict[str, Any] = {"n": 128, "d": 16}
+FEATURES: dict[str, Any] = {"method": "random_features", "kind": "diffuse"}
+STRETCHED = "bench?method=random_features&kind=diffuse"
 
 
 def drawn_head(kind: str, length: int) -> Workload:
@@ -64,15 +67,15 @@ def test_a_try_is_what_attend_answers_measured_against_float64(method: Any) -> N
 
 
 def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -> None:
-    drawn_curve = preview(BenchInputs(), {})["figures"]["breaking"]
+    drawn_curve = preview(BenchInputs(**FEATURES), {})["figures"]["breaking"]
     bounds, errors = trace(drawn_curve, "certified bound"), trace(drawn_curve, "measured error")
     assert all(errors[place] <= bounds[place] for place in KNOBS["random_features"].places)
     warned = min(place for place, bound in bounds.items() if bound >= 1)
     failed = min(place for place, error in errors.items() if error >= 0.1)
     assert 3 * warned < failed < 30, "norms that break the answer are far above those that break the promise"
-    answer = verdict(BenchInputs(), {})
-    assert answer["verdict"]["word"] == "warned" and re.search(r"off by 0\.\d+\.$", answer["verdict"]["says"])
-    assert facts(answer)["Features for 0.01"] == "no feasible number"
+    answer = verdict(BenchInputs(**FEATURES), {})
+    assert answer["verdict"]["word"] == "warned" and re.search(r"off by \d\.\d+%\.$", answer["verdict"]["says"])
+    assert facts(answer)["Features for 1%"] == "no feasible number"
 
 
 def test_a_rank_above_the_number_of_clusters_is_enough_and_one_below_is_not() -> None:
@@ -88,7 +91,7 @@ def test_a_wider_tolerance_reads_fewer_tokens_and_stays_within_it() -> None:
     for drop in (0.001, 0.1):
         answer = verdict(BenchInputs(method="sparse", kind="clustered", drop=drop, **SMALL), {})
         assert answer["verdict"]["word"] == "kept"
-        assert float(facts(answer)["Certificate"].removeprefix("error ≤ ")) <= drop * 1.01
+        assert float(facts(answer)["Certificate"].removeprefix("error ≤ ").rstrip("%")) <= 100 * drop * 1.01
         read[drop] = float(facts(answer)["Tokens read in full"].rstrip("%"))
     assert read[0.1] < read[0.001] / 2
 
@@ -161,7 +164,7 @@ def test_a_row_of_a_causal_head_lights_no_token_that_it_does_not_see() -> None:
 def test_a_head_of_a_kind_can_be_asked_for_by_its_name_and_is_told_of() -> None:
     for kind in REAL:
         answer = preview(BenchInputs.of({"kind": kind}), {})
-        assert answer["about"].startswith(REAL[kind]) and "all 193 rows over 193 keys" in answer["about"]
+        assert REAL[kind] in answer["about"] and "32 of 193 rows over 193 keys" in answer["about"]
         assert answer["shown"] == {"norm": 1.0}, "as the model has it"
 
 
@@ -176,10 +179,10 @@ def test_the_heads_are_those_that_the_model_was_asked_for() -> None:
 
 
 SETTINGS: list[dict[str, Any]] = [
+    FEATURES,
+    FEATURES | {"n": 1024, "norm": 2.0},
+    FEATURES | {"kind": "induction"},
     {},
-    {"n": 1024, "norm": 2.0},
-    {"kind": "induction"},
-    {"kind": "induction", "method": "sparse"},
     {"kind": "clustered", "method": "low_rank"},
     {"kind": "clustered", "method": "sparse", "n": 512},
 ]
@@ -196,13 +199,14 @@ def test_figure_and_card_tell_the_same_rows_before_and_after_it_is_let_go(inputs
     assert tried is not None and tried[0] in first["facts"][0]["about"] and tried[0] in last["verdict"]["steps"][0]
     marks = [one for one in first["figures"]["breaking"]["traces"] if one["mode"].endswith("points")]
     error = facts(first)["Largest error"]
-    assert [f"{one['y'][0]:.6g}" for one in marks if one["mode"] == "points"] == [error]
-    assert f"measured {float(error):.3g}." in first["sentence"]
+    assert [percent(one["y"][0], 6) for one in marks if one["mode"] == "points"] == [error]
+    assert f"measured {float(error.rstrip('%')):.3g}%." in first["sentence"]
 
 
 def test_bounds_in_sentences_are_rounded_up() -> None:
-    for bound, words in ((0.0281355, "0.0282"), (2.00002, "2.01"), (0.5, "0.5"), (1e-6, "1e-06"), (math.inf, "inf")):
-        assert bench._up(bound) == words and float(words) >= bound
+    for bound, words in ((0.0281355, "2.82%"), (2.00002, "201%"), (0.5, "50%"), (2**-20, "9.54e-05%")):
+        assert percent(bound, bound=True) == words and float(words.rstrip("%")) >= 100 * bound
+    assert percent(math.inf, bound=True) == percent(10.1, bound=True) == "over 1000%"
 
 
 def test_the_curve_passes_through_what_the_knob_gives() -> None:
@@ -210,7 +214,7 @@ def test_the_curve_passes_through_what_the_knob_gives() -> None:
     drawn = preview(BenchInputs(method="low_rank", kind="clustered", rank=64), {})
     assert drawn["knob"] == {"name": "rank", "at": 64.0, "ends": (1, 256)} and 64 in knob.places
     curve = trace(drawn["figures"]["breaking"], "measured error")
-    assert f"{curve[64]:.6g}" == facts(drawn)["Largest error"]
+    assert percent(curve[64], 6) == facts(drawn)["Largest error"]
 
 
 @pytest.mark.parametrize("inputs", SETTINGS)
@@ -220,9 +224,9 @@ def test_what_is_copied_as_python_gives_the_bound_and_the_error(
     answer = preview(BenchInputs(**inputs), {})
     scope: dict[str, Any] = {}
     exec(answer["python"], scope)
-    assert f"error ≤ {scope['certificate'].bound:.6g}" == facts(answer)["Certificate"]
+    assert f"error ≤ {percent(scope['certificate'].bound, 6, bound=True)}" == facts(answer)["Certificate"]
     measured = float(capsys.readouterr().out.splitlines()[-1])
-    assert measured == pytest.approx(float(facts(answer)["Largest error"]), rel=0.02)
+    assert measured == pytest.approx(float(facts(answer)["Largest error"].rstrip("%")) / 100, rel=0.02)
 
 
 def test_a_file_and_a_real_head_have_their_own_lines_of_python() -> None:
@@ -374,7 +378,7 @@ def test_the_mark_stands_on_the_axis_when_another_method_has_a_longer_legend(vis
     found = visit("bench", viewport={"width": 390, "height": 844})
     found.settled()
     lines = set()
-    for preset in ("Norms grow", "A real head, sparse"):
+    for preset in ("Vectors stretched", "A real head, sparse"):
         found.page.click(f"[data-preset] >> text='{preset}'")
         found.settled()
         found.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -387,19 +391,21 @@ def test_the_mark_stands_on_the_axis_when_another_method_has_a_longer_legend(vis
 
 @pytest.mark.browser
 def test_the_mark_is_dragged_along_its_axis_with_the_verdict_live(visit: Opener) -> None:
-    found = visit("bench", viewport={"width": 1366, "height": 650})
+    found = visit(STRETCHED, viewport={"width": 1366, "height": 650})
     assert "gave warning" in found.judged("warned")
-    assert found.page.inner_text("#sentence").startswith("With queries and keys ×8 the bound is")
+    assert found.page.inner_text("#sentence").startswith("Queries and keys stretched ×8. The certificate is")
     drag_knob(found, 0.1, let_go=False)
     assert abs(knob_place(found) - 0.1) < 0.01, "it is under the hand"
     found.page.wait_for_function("() => document.getElementById('mark').textContent === '≈ kept'")
-    found.page.wait_for_function("() => document.getElementById('sentence').textContent.includes('is promised within')")
+    found.page.wait_for_function(
+        "() => document.getElementById('sentence').textContent.includes('is off by more than')"
+    )
     assert float(found.page.input_value("#norm")) < -0.5, "the slider follows"
     found.page.mouse.up()
     assert "within its promise" in found.judged("kept")
     norm = float(found.inputs["norm"])
     assert 0.1 < norm < 0.3 and found.page.inner_text("#sentence").startswith(
-        f"With queries and keys ×{norm:g} every row"
+        f"Queries and keys stretched ×{norm:g}. Proved with probability 0.99: no row"
     )
     middle = found.page.locator("#breaking svg[role=application] .points").first.bounding_box()
     knob = found.page.locator("#knob").bounding_box()
@@ -410,7 +416,7 @@ def test_the_mark_is_dragged_along_its_axis_with_the_verdict_live(visit: Opener)
 @pytest.mark.parametrize(
     ("path", "name", "keys", "value"),
     [
-        ("bench", "norm", ["End"], "30"),
+        (STRETCHED, "norm", ["End"], "30"),
         ("bench?method=low_rank&kind=clustered", "rank", ["ArrowRight", "PageUp", "ArrowLeft"], "26"),
         ("bench?method=sparse&kind=induction", "drop", ["Home"], "0.0001"),
         ("bench?method=sparse&kind=induction", "drop", ["Shift+ArrowRight"], "0.04"),
@@ -439,13 +445,12 @@ def test_figure_and_card_tell_the_same_rows_on_the_page(visit: Opener) -> None:
         rows = "32 of 193 rows over 193 keys"
         assert rows in found.page.inner_text("#what") and rows in found.page.inner_text("#facts")
         assert "Each of 32 rows (of 193)" in found.page.inner_text("#says")
-        error = float(found.page.locator("#facts dd").first.get_attribute("title") or found.fact("Largest error"))
-        assert f"measured {error:.3g}." in found.page.inner_text("#sentence")
+        assert f"measured {found.fact('Largest error')}." in found.page.inner_text("#sentence")
         assert "Operations" not in found.page.inner_text("#facts") and found.fact("Bytes read").endswith("×")
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("path", ["bench", "bench?method=sparse&kind=induction"])
+@pytest.mark.parametrize("path", ["bench", STRETCHED])
 def test_nothing_moves_while_the_mark_is_dragged(visit: Opener, path: str) -> None:
     found = visit(path, viewport={"width": 1366, "height": 650})
     found.settled()
@@ -464,7 +469,7 @@ def test_nothing_moves_while_the_mark_is_dragged(visit: Opener, path: str) -> No
 
 @pytest.mark.browser
 def test_a_real_head_has_no_draw_to_choose_and_a_made_one_has(visit: Opener) -> None:
-    found = visit("bench?kind=resting")
+    found = visit("bench?method=random_features&kind=resting")
     found.settled()
     assert "Layer 18, head 3 of SmolLM2" in found.page.inner_text("#what")
     assert found.page.locator("#head").is_hidden() and found.page.locator("#d").is_hidden()
@@ -472,12 +477,15 @@ def test_a_real_head_has_no_draw_to_choose_and_a_made_one_has(visit: Opener) -> 
     found.page.check("input[value=clustered]")
     found.page.wait_for_function("() => document.getElementById('what').textContent.includes('8 tight clusters')")
     found.settled()
-    assert found.page.locator("#head").is_visible() and found.inputs == {"kind": "clustered"}
+    assert found.page.locator("#head").is_visible() and found.inputs == {
+        "method": "random_features",
+        "kind": "clustered",
+    }
 
 
 @pytest.mark.browser
 def test_the_bench_warns_before_it_fails_and_a_shorter_norm_is_kept(visit: Opener) -> None:
-    found = visit("bench")
+    found = visit(STRETCHED)
     assert "gave warning" in found.judged("warned")
     assert found.page.locator("#facts.sure").count() == 1 and found.page.locator("#strip").is_hidden()
     for figure in ("breaking", "costs", "promises"):
@@ -485,7 +493,7 @@ def test_the_bench_warns_before_it_fails_and_a_shorter_norm_is_kept(visit: Opene
     found.page.focus("#norm")
     found.page.keyboard.press("Home")
     assert "within its promise" in found.judged("kept")
-    assert found.inputs == {"norm": "0.1"}
+    assert found.inputs == FEATURES | {"norm": "0.1"}
     assert found.page.locator("#costs.stale").count() == 0
 
 
@@ -527,5 +535,6 @@ def test_a_file_of_ones_own_takes_the_place_of_the_drawn_head(visit: Opener, lab
     found.page.wait_for_selector("#held:has-text('q: 1×96×16')")
     expected = facts(verdict(BenchInputs(method="low_rank", rank=96, n=128, file="x"), tensors))
     found.page.wait_for_selector("#facts.sure dd:has-text('all 96 rows over 96 keys')")
-    assert float(found.fact("Largest error")) == pytest.approx(float(expected["Largest error"]), rel=0.01)
+    shown, computed = (float(x.rstrip("%")) for x in (found.fact("Largest error"), expected["Largest error"]))
+    assert shown == pytest.approx(computed, rel=0.01)
     assert bench.PAGE.takes_files

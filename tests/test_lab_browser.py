@@ -179,7 +179,11 @@ def test_a_control_without_a_ring_or_out_of_reach_would_be_found(visit: Opener) 
 
 @pytest.mark.parametrize(
     ("path", "picture", "slider"),
-    [("explorer", "#stage", "#eps"), ("relu", "#graph", "#eps"), ("bench", "#breaking", "#norm")],
+    [
+        ("explorer", "#stage", "#eps"),
+        ("relu", "#graph", "#eps"),
+        ("bench?method=random_features", "#breaking", "#norm"),
+    ],
 )
 def test_on_a_phone_the_picture_stays_in_sight_of_the_slider_that_moves_it(
     visit: Opener, path: str, picture: str, slider: str
@@ -200,7 +204,7 @@ DRAWN = """() => [...document.querySelectorAll(".figure")].map(figure =>
     ("path", "slider"),
     [
         ("explorer", "length"),
-        ("bench?norm=2", "norm"),
+        ("bench?method=random_features&norm=2", "norm"),
         ("bench?method=sparse&kind=clustered&n=256", "drop"),
         ("relu?eps=0.001", "eps"),
         ("relu?follow=a+formula", "within"),

@@ -21,6 +21,7 @@ from avow.lab.pages import claims
 from avow.lab.pages.claims import ClaimsInputs
 from avow.lab.rendering import render, static_files
 from avow.lab.scenes import SCENES, claims_about
+from avow.report.claims import sentence
 from avow.theory.claims import Claim, catalogue
 from avow.theory.claims.claim import Falsifier
 from avow.theory.claims.random_search import AMENDED, STATED, check_variant, excess_along, search, trials, variants
@@ -50,7 +51,8 @@ def test_every_claim_comes_with_its_sentence_and_the_verdict_on_record() -> None
     assert [row["id"] for row in shown["ledger"]] == list(catalogue())
     for row in shown["ledger"]:
         claim = catalogue()[row["id"]]
-        assert (row["plain"], row["recorded"], row["topic"]) == (claim.plain, claim.expected, claim.topic)
+        assert (row["plain"], row["recorded"], row["topic"]) == (sentence(claim).short, claim.expected, claim.topic)
+        assert "Σ" not in row["plain"], "long formulas stand below the title"
     assert sum(row["recorded"] == "refuted" for row in shown["ledger"]) >= 5, "none of them has been judged here"
     assert shown["claim"]["recorded"] == "corrected" and shown["claim"]["meaning"].startswith("False as stated")
     assert len(json_bytes(shown)) < 40_000, "previews stay small"
@@ -219,6 +221,29 @@ def test_a_counterexample_on_the_claims_own_figure_is_off_by_its_excess(id: str,
         assert y < asked[1][min(range(len(asked[0])), key=lambda i: abs(asked[0][i] - x))], "shorter than is said"
 
 
+def test_a_title_is_a_sentence_and_its_long_terms_stand_below_it() -> None:
+    said = sentence(catalogue()["nearest-key"])
+    assert "at the squared distance ①, gets the largest weight, ②." in said.words and len(said.below) == 2
+    assert said.short == "The key nearest to the query, at the squared distance …, gets the largest weight, …"
+    assert all("<math" in term for term in said.below) and "<math" not in said.words
+    short = sentence(catalogue()["relu-linear-a"])
+    assert short.words.count("<math") == 2 and not short.below and short.short == catalogue()["relu-linear-a"].plain
+    own = dataclasses.replace(catalogue()["nearest-key"], formal=None, plain="<b>{x}</b>", as_written=())
+    assert sentence(own).words == "&lt;b&gt;{x}&lt;/b&gt;", "whatever stands in the words of a reader's own"
+
+
+def test_the_reason_says_the_case_in_plain_numbers() -> None:
+    said = claims.verdict(ClaimsInputs(claim="rnn-exploding-ratio"))
+    assert "(T = 2, d = 1, W = [[2]], s = [[1/4], [1/4]]" in said["reason"] and "Fraction(" not in said["html"]
+    proved = claims.verdict(ClaimsInputs(claim="copy-gap"))["reason"]
+    assert proved.startswith("Proved in 12 steps") and "exp rises" in proved and "z3" not in proved
+
+
+def test_words_of_the_field_are_explained_where_a_claim_uses_them() -> None:
+    shown = [one["label"] for one in claims.preview(ClaimsInputs(claim="average-two"))["claim"]["terms"]]
+    assert shown == ["orthonormal", "ε"] and not claims.preview(ClaimsInputs(claim="momentum-ema"))["claim"]["terms"]
+
+
 def test_every_claim_offers_all_its_variants_and_no_note() -> None:
     for claim in catalogue().values():
         shown = claims.preview(ClaimsInputs(claim=claim.id))["claim"]
@@ -343,7 +368,7 @@ def test_a_copy_has_every_claim_with_all_that_the_page_shows(monkeypatch: pytest
     assert all_pages()["claims"].static is claims.static and found["first"] == "copy-possible"
     for row in found["ledger"]:
         claim = catalogue()[row["id"]]
-        assert (row["plain"], row["recorded"], row["word"]) == (claim.plain, claim.expected, claim.expected)
+        assert (row["plain"], row["recorded"], row["word"]) == (sentence(claim).short, claim.expected, claim.expected)
         assert "<math" in row["html"] and "Evidence" in row["judged"]
         assert row["says"].startswith("Judged when this copy was made, in ") and row["reason"]
     json.loads(json_bytes(found))
@@ -359,7 +384,8 @@ def test_the_filter_of_refuted_lists_them_at_once_and_by_keyboard(visit: Opener)
     seen = first.page.locator("#ledger li:visible code").all_inner_texts()
     assert seen == [id for id, claim in catalogue().items() if claim.expected == "refuted"] and len(seen) >= 5
     assert first.page.inner_text("#count") == f"{len(seen)} of {len(catalogue())} claims"
-    first.judged("corrected")
+    first.judged("refuted")
+    assert first.page.inner_text("#name") == seen[0], "the first of the list is open"
     first.page.focus("#filters input[name=topic]:checked")
     first.page.keyboard.press("ArrowRight")
     first.page.wait_for_url("**topic=softmax*")
@@ -377,7 +403,7 @@ def test_the_filter_of_refuted_lists_them_at_once_and_by_keyboard(visit: Opener)
     assert second.page.inner_text("#name") == "finite-mask"
     assert second.page.locator("#ledger li:visible").count() == len(softmax)
     first.page.go_back()
-    first.judged("corrected")
+    first.page.wait_for_function("id => document.getElementById('name').textContent === id", arg=softmax[0])
 
 
 @pytest.mark.browser

@@ -31,7 +31,7 @@ WATCH = """() => {
 SLIDERS = [
     ("explorer", "length"),
     ("explorer?show=noise", "x"),
-    ("bench", "norm"),
+    ("bench?method=random_features&kind=diffuse", "norm"),
     ("bench?method=sparse&kind=clustered&n=256", "drop"),
     ("relu", "eps"),
     ("relu?follow=a+formula", "start"),

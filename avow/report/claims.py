@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -17,6 +17,8 @@ from avow.report.terminal import Columns
 from avow.theory.claims.claim import Claim, Finding, Verdict
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from avow.theory.claims.formal import Statement
     from avow.theory.claims.grading import Grade, Question
 
@@ -61,15 +63,61 @@ def claims_page(findings: Sequence[Finding], command: str) -> str:
         topics=topics,
         findings=findings,
         anchor=_anchor,
+        sentence=sentence,
         command=command,
     )
+
+
+class Sentence(NamedTuple):
+    """A claim in words: its short terms typeset, the long ones numbered below it; and as text without the long ones."""
+
+    words: Markup
+    below: list[Markup]
+    short: str
+
+
+# A term that is longer than this as text, or is a sum, breaks a sentence.
+_LONG, _FIRST = 36, ord("①")
+
+
+def sentence(claim: Claim, amended: bool = False) -> Sentence:
+    """The words of a claim, or of what is true instead, as a reader can take them in."""
+    from markupsafe import Markup
+
+    from avow.report.mathml import display, formula
+    from avow.theory.claims.formal import latex, text
+
+    written = (claim.as_written or (claim.plain, claim.amended_plain))[amended]
+    statement = claim.as_amended() if amended else claim.as_stated() if claim.formal else None
+    words, short, long = Markup(), "", dict[str, Markup]()
+    parts = re.split(r"\{([^{}]+)\}", written) if statement else [written]
+    for place, part in enumerate(parts):
+        if place % 2 == 0 or statement is None:
+            words, short = words + part, short + part
+            continue
+        term = statement.terms[part]
+        said = text(term)
+        if "Σ" not in said and len(said) <= _LONG:
+            words, short = words + Markup(formula(latex(term))), short + said
+        else:
+            long.setdefault(said, Markup(display(latex(term))))
+            words, short = words + chr(_FIRST + list(long).index(said)), short + "…"
+    below = [Markup("{} {}").format(chr(_FIRST + place), one) for place, one in enumerate(long.values())]
+    return Sentence(words, below, short.replace("….", "…"))
 
 
 def stated(claim: Claim) -> str:
     """The claim in words and as a formula, what is true instead, and what it assumes, in HTML."""
     from avow.report.page import macro
 
-    return str(macro("claim.html", "stated")(claim))
+    return str(macro("claim.html", "stated")(claim, sentence(claim), sentence(claim, amended=True)))
+
+
+def title(claim: Claim) -> str:
+    """The claim in words alone, in HTML: a heading, and the terms that are too long for it."""
+    from avow.report.page import macro
+
+    return str(macro("claim.html", "says")(sentence(claim), "h2")).strip()
 
 
 def judged(finding: Finding, figures: dict[str, Any], known: set[str], link: str = LINK) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
 from avow.core import Sizes
 from avow.core.quantities import NOTHING as NOTHING
@@ -15,6 +16,16 @@ from avow.core.quantities import three_digits
 
 def error(x: float | None) -> str:
     return NOTHING if x is None else f"{x:.1e}"
+
+
+def percent(x: float, digits: int = 3, bound: bool = False) -> str:
+    """A share of a hundred in a few digits; a bound is rounded up, so that it stays one.
+
+    >>> percent(0.00279), percent(0.0282001), percent(0.0282001, bound=True), percent(37.0)
+    ('0.279%', '2.82%', '2.83%', 'over 1000%')
+    """
+    rounded = Context(prec=digits, rounding=ROUND_CEILING if bound else ROUND_HALF_EVEN)
+    return "over 1000%" if x > 10 else f"{float(rounded.multiply(Decimal(x), Decimal(100))):.{digits}g}%"
 
 
 def size(count: float) -> str:

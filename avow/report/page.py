@@ -17,11 +17,11 @@ from markupsafe import Markup
 
 import avow
 from avow.core.chart import Table
-from avow.report.formatting import between, count, listed, number, ratio, seconds, shape
+from avow.report.formatting import between, count, listed, number, percent, ratio, seconds, shape
 from avow.report.mathml import display, formula
 
 DOCUMENTATION = "https://github.com/avow-attention/avow/blob/main/docs/README.md"
-_FORMATS = (between, count, listed, number, ratio, seconds, shape)
+_FORMATS = (between, count, listed, number, percent, ratio, seconds, shape)
 
 
 def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:

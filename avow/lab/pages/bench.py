@@ -50,6 +50,12 @@ REAL = {
     "resting": "Layer 18, head 3 of SmolLM2: it rests on the first token, until something calls it",
     "wide": "Layer 2, head 3 of SmolLM2: it spreads over the whole text",
 }
+MADE = {
+    "diffuse": "Diffuse: its vectors have a small norm (length), so every row reads nearly all keys nearly evenly",
+    "clustered": "Made: keys in 8 tight clusters, each query near one of them",
+    "averaging": "Made: each row averages a group of about 16 keys evenly and ignores the rest",
+    "copying": "Made: each row copies one key's value, whose score is far above all others",
+}
 # How far the queries and keys of a head are stretched to begin with.
 _STRETCH = {"diffuse": 8.0}
 
@@ -61,16 +67,16 @@ Figure = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class BenchInputs(Inputs):
-    method: Literal["random_features", "low_rank", "sparse"] = control("random_features", "Method")
+    method: Literal["random_features", "low_rank", "sparse"] = control("sparse", "Method")
     kind: Literal["induction", "resting", "wide", "diffuse", "clustered", "averaging", "copying"] = control(
-        "diffuse", "Head"
+        "induction", "Head"
     )
     norm: float | None = control(
         None,
         "Queries and keys stretched (×)",
         (0.1, 30),
         log=True,
-        about="Logits grow with its square.",
+        about="Logits, the scores before softmax, grow with its square.",
         when=_FEATURES,
     )
     features: int = control(256, "Random features", (16, 2048), step=16, when=_FEATURES)
@@ -137,8 +143,8 @@ def preview(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
         "shown": {"norm": inputs.stretch},
         "live": {name: judgement[name] for name in ("tone", "word", "says")},
         "python": _WORDS.html("python", inputs, trial, len(trial.errors) < head.q.shape[-2], head.causal).strip(),
-        "sentence": _WORDS.say(f"at_{inputs.method}", knob.at(inputs), trial, _USEFUL, _up(trial.bound)),
-        "about": _WORDS.say("about", _does(inputs), *_sizes(trial, head)),
+        "sentence": _WORDS.say(f"at_{inputs.method}", knob.at(inputs), trial, _USEFUL),
+        "about": _WORDS.say("about", inputs.method, _does(inputs), *_sizes(trial, head)),
         "knob": {"name": knob.input, "at": knob.at(inputs), "ends": (knob.places[0], knob.places[-1])},
         "facts": _facts(trial, head),
         "figures": {"breaking": _breaking(inputs, curve, trial), "promises": _promises(trial)},
@@ -181,13 +187,13 @@ def judged(trial: Trial, head: Workload) -> Answer:
     if trial.broken > (1 - certificate.confidence) * rows:
         return judgement("refuted", "broken", _WORDS.say("broken", trial, name), steps)
     if trial.bound >= _USEFUL:
-        return judgement("corrected", "warned", _WORDS.say("warned", trial, name, GOAL, _up(trial.bound)), steps)
-    return judgement("proved", "kept", _WORDS.say("kept", trial, likely, _up(trial.bound), *sizes), steps)
+        return judgement("corrected", "warned", _WORDS.say("warned", trial, name, GOAL), steps)
+    return judgement("proved", "kept", _WORDS.say("kept", trial, likely, *sizes), steps)
 
 
 def _does(inputs: BenchInputs) -> str:
     """What the head does, if that is known."""
-    return "" if inputs.file else REAL.get(inputs.kind) or KINDS[inputs.kind].summary
+    return "" if inputs.file else (REAL | MADE)[inputs.kind]
 
 
 def _sizes(trial: Trial, head: Workload) -> tuple[int, int, int]:
@@ -291,7 +297,7 @@ def _promises(trial: Trial) -> Figure:
     errors, bounds = ([_shown(row[i]) for row in rows] for i in (0, 1))
     ends = (_FLOOR, _CEILING)
     even = Trace("", ends, ends, "line", FRONTIER, dash=2, width=1, legend=False, hover=None)
-    hover = [f"a row\nmeasured {x:.1e}\npromised {y:.1e}" for x, y in zip(errors, bounds, strict=True)]
+    hover = [_WORDS.html("row", x, y).strip() for x, y in zip(errors, bounds, strict=True)]
     style = look(trial.method.name)
     marks = Trace("a row", errors, bounds, "points", style, size=7, opacity=0.55, legend=False, hover=hover)
     x, y = (_error_axis(title, min(errors)) for title in ("measured error of a row", "its bound"))
@@ -332,14 +338,6 @@ def _legend(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     ]
 
 
-def _up(bound: float) -> str:
-    """A bound in three digits, which it is not above."""
-    if not 0 < bound < math.inf:
-        return f"{bound:g}"
-    step = 10.0 ** (math.floor(math.log10(bound)) - 2)
-    return f"{math.ceil(bound / step * (1 - 1e-12)) * step:.3g}"
-
-
 def _words(method: Method) -> str:
     """A method's name as a reader says it."""
     return method.name.replace("_", " ")
@@ -348,7 +346,7 @@ def _words(method: Method) -> str:
 def _error_axis(title: str, lowest: float) -> Axis:
     """An axis that holds all from the lowest error, in steps that do not follow every move."""
     bottom = max(2 * math.floor(math.log10(max(lowest, _FLOOR)) / 2 - 0.05), math.log10(_FLOOR))
-    return Axis(title, log=True, range=(10**bottom, _CEILING), every=1 if bottom > -5 else 2)
+    return Axis(title, log=True, format="%", range=(10**bottom, _CEILING), every=1 if bottom > -5 else 2)
 
 
 def _shown(error: float) -> float:
@@ -356,14 +354,14 @@ def _shown(error: float) -> float:
     return max(error, _FLOOR)
 
 
-_SUMMARY = "Some methods summarise the words, some skip a part of them. Where one fails, its certificate says so first."
+_SUMMARY = "Methods skip words or summarise them. Before one fails, its certificate, the proved bound, warns."
 _PRESETS: Presets = {
-    "Norms grow": {},
-    "A real head, features": {"kind": "induction"},
-    "A real head, sparse": {"method": "sparse", "kind": "induction"},
+    "A real head, sparse": {},
+    "Sparse, clusters": {"kind": "clustered"},
+    "Nothing to skip": {"kind": "diffuse"},
     "Low rank, clusters": {"method": "low_rank", "kind": "clustered"},
     "Low rank, copying": {"method": "low_rank", "kind": "copying", "rank": 64},
-    "Sparse, clusters": {"method": "sparse", "kind": "clustered"},
-    "Nothing to skip": {"method": "sparse"},
+    "A real head, features": {"method": "random_features"},
+    "Vectors stretched": {"method": "random_features", "kind": "diffuse"},
 }
 PAGE = Page("bench", "Where it breaks", _SUMMARY, 20, BenchInputs, preview, verdict, _PRESETS, seconds=60.0)

@@ -15,7 +15,7 @@ from avow.errors import ParameterError
 from avow.lab.claim_cases import CASE, case_chart
 from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.lab.scenes import SCENES
-from avow.report.claims import judged, stated
+from avow.report.claims import judged, sentence, stated, title
 from avow.theory.claims import Claim, Finding, catalogue, claims_in
 from avow.theory.claims.evidence import as_json
 from avow.theory.claims.random_search import (
@@ -152,7 +152,13 @@ def _chosen(id: str) -> Claim:
 def _row(claim: Claim) -> dict[str, Any]:
     """A claim in the list."""
     topic = OWN_TOPIC if claim.id in _own() else claim.topic
-    return {"id": claim.id, "topic": topic, "plain": claim.plain, "recorded": claim.expected}
+    return {"id": claim.id, "topic": topic, "plain": _short(claim.id, claim.plain), "recorded": claim.expected}
+
+
+@functools.lru_cache(200)
+def _short(id: str, plain: str) -> str:
+    """The sentence of a claim in the list, without long formulas; a formal statement takes a while to be made."""
+    return sentence(_known()[id]).short
 
 
 def _shown(claim: Claim) -> dict[str, Any]:
@@ -162,8 +168,9 @@ def _shown(claim: Claim) -> dict[str, Any]:
     scene = SCENES.get(claim.id)
     return {
         "id": claim.id,
-        "plain": claim.plain,
+        "title": title(claim),
         "html": stated(claim),
+        "terms": _WORDS.facts("terms", f"{claim.plain} {claim.amended_plain}"),
         "recorded": claim.expected,
         "meaning": _WORDS.say("meaning", claim.expected),
         "pictured": claim.picture is not None,

@@ -257,7 +257,7 @@ def _ends(numbers: Any, room: float = 0.03) -> tuple[float, float]:
     return low - room * (high - low), high + room * (high - low)
 
 
-_SUMMARY = "How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask."
+_SUMMARY = "How many kinks make a curve? Straight lines follow x² and other curves, as closely as you ask."
 _PRESETS: Presets = {
     "x², one layer": {},
     "x², many layers": {"layers": "many", "eps": 1e-4},

@@ -2,7 +2,7 @@
 // A copy without a server has all of them in an element of its own, and proves and searches nothing.
 import {draw} from "./chart.js";
 import {element, move, start, value} from "./lab.js";
-import {advance, question, quiz} from "./claims_quiz.js";
+import {advance, corrected, question, quiz} from "./claims_quiz.js";
 import {attackable, searched} from "./claims_search.js";
 import {offerPython} from "./share.js";
 
@@ -31,10 +31,12 @@ if (!copy) start({
   preview(answer) {
     list(answer.ledger);
     if (answer.claim) open(answer.claim); else filter();
+    // When this answer has been drawn: only then is another one asked for.
+    if (!new URLSearchParams(location.search).has("claim")) queueMicrotask(first);
   },
   verdict(answer) {
     if (answer.html !== drawn) found(drawn = answer.html);
-    question({id: answer.id, reason: answer.reason});
+    because(answer);
   },
 });
 
@@ -44,7 +46,14 @@ if (copy) {
   addEventListener("popstate", () => { Object.assign(chosen, {mode: null, verdict: null, topic: null, claim: null}, fromAddress()); become(); });
   list(copy.ledger);
   become();
+  if (!chosen.claim) first();
 }
+// Whoever filters sees the first of what is left.
+for (const name of ["verdict", "topic"]) box(name).addEventListener("input", () => {
+  filter();
+  at("ledger").scrollTop = 0;
+  first();
+});
 
 function fromAddress() {
   return Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => [...FILTERS, "claim"].includes(name)));
@@ -62,7 +71,7 @@ function become() {
   at("mark").className = `badge ${claim.tone}`;
   at("mark").textContent = claim.word;
   at("says").textContent = claim.says;
-  question({id: claim.id, reason: claim.reason});
+  because(claim);
 }
 
 function change(changes) {
@@ -72,15 +81,21 @@ function change(changes) {
   become();
 }
 
+/** Open the first claim of the list where the filters have left the chosen one out. */
+function first() {
+  const left = [...rows].filter(([, one]) => !one.item.hidden);
+  if (now("mode") === "read" && left.length && rows.get(shown)?.item.hidden) go(left[0][0], "read", "replaceState");
+}
+
 /** Go to another claim, in another mode if one is named; the filters stay. */
-function go(claim, mode = now("mode")) {
+function go(claim, mode = now("mode"), how = "pushState") {
   const words = new URLSearchParams();
   for (const name of FILTERS) {
     const word = name === "mode" ? mode : now(name);
     if (word !== JSON.parse(box(name).dataset.default)) words.set(name, word);
   }
   words.set("claim", claim);
-  try { history.pushState(null, "", `?${words}`); } catch { return change({mode, claim}); } // files have no history of their own
+  try { history[how](null, "", `?${words}`); } catch { return change({mode, claim}); } // files have no history of their own
   dispatchEvent(new PopStateEvent("popstate"));
 }
 
@@ -100,11 +115,17 @@ function list(ledger) {
     rows.set(id, {item, link, topic, plain, recorded});
     at("ledger").append(item);
   }
-  for (const name of ["verdict", "topic"]) for (const input of box(name).querySelectorAll("input")) {
-    const many = [...rows.values()].filter(one => input.value === "every" || one[{verdict: "recorded", topic: "topic"}[name]] === input.value).length;
-    input.parentElement.append(element("small", {}, ` ${many}`));
-    input.parentElement.hidden = !many; // no claim of the catalogue is only supported, and few people bring their own
+  for (const [name, , counted] of counts()) for (const input of box(name).querySelectorAll("input")) {
+    input.parentElement.append(element("small", {}));
+    // No claim of the catalogue is only supported, and few people bring their own.
+    input.parentElement.hidden = ![...rows.values()].some(one => counted(one, input.value));
   }
+}
+
+/** Each filter, the other one, and whether a claim is of a choice of it. */
+function counts() {
+  const recorded = (one, word) => word === "every" || one.recorded === word, topic = (one, word) => word === "every" || one.topic === word;
+  return [["verdict", one => topic(one, now("topic")), recorded], ["topic", one => recorded(one, now("verdict")), topic]];
 }
 
 function filter() {
@@ -115,6 +136,10 @@ function filter() {
   for (const one of rows.values()) {
     one.item.hidden = (topic !== "every" && one.topic !== topic) || (verdict !== "every" && one.recorded !== verdict);
     seen += !one.item.hidden;
+  }
+  for (const [name, others, counted] of counts()) for (const input of box(name).querySelectorAll("input")) {
+    const many = [...rows.values()].filter(one => others(one) && counted(one, input.value)).length;
+    input.parentElement.querySelector("small").textContent = ` ${many}`;
   }
   at("count").textContent = `${seen} of ${rows.size} claims`;
 }
@@ -131,7 +156,7 @@ document.addEventListener("click", event => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   go(new URLSearchParams(link.getAttribute("href")).get("claim"), "read");
-  if (matchMedia(PHONE).matches) at("chosen").scrollIntoView();
+  if (matchMedia(PHONE).matches || at("chosen").getBoundingClientRect().top < 0) at("chosen").scrollIntoView();
 });
 
 at("ledger").addEventListener("keydown", event => {
@@ -150,10 +175,12 @@ function open(claim) {
     found(drawn = "");
     at("seen").hidden = !claim.pictured;
     at("name").textContent = claim.id;
-    at("title").textContent = claim.plain;
+    at("title").innerHTML = claim.title;
+    at("why").textContent = "The check runs …";
+    at("terms").replaceChildren(...claim.terms.flatMap(({label, value}) => [element("b", {}, label), `: ${value}. `]));
     at("stated").innerHTML = claim.html;
     // What is too wide is scrolled by keyboard, too.
-    for (const one of at("stated").querySelectorAll(".formula")) if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;
+    for (const one of at("main").querySelectorAll(":is(#title, #stated) .formula")) if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;
     at("recorded").className = `badge ${claim.recorded}`;
     at("recorded").textContent = claim.recorded;
     at("meaning").textContent = claim.meaning;
@@ -173,6 +200,13 @@ function open(claim) {
 function found(html) {
   at("judged").innerHTML = html;
   at("seen").replaceChildren(...at("judged").querySelectorAll(":scope > :is(.caption, .figure, .scroll)"));
+}
+
+/** Say why the verdict is what it is, below the title and after a guess; what is true instead stands beside it. */
+function because({id, reason}) {
+  const instead = corrected(at("stated"));
+  at("why").replaceChildren(element("p", {}, reason), ...(instead.length ? [element("b", {}, "True instead"), ...instead] : []));
+  question({id, reason});
 }
 
 /** The statements to guess: those of the topic whose verdict is a plain one. */

@@ -34,7 +34,7 @@ export function question(known) {
   if (known.pool) pool = known.pool;
   claim = other ? known : {...claim, ...known};
   if (other || known.html) {
-    at("asked").textContent = claim.plain;
+    at("asked").innerHTML = claim.title;
     at("formulas").innerHTML = claim.html;
     at("instead").replaceChildren();
     at("finished").hidden = true;
@@ -44,17 +44,17 @@ export function question(known) {
 
 // Sentences without a formula are asked first, with all three answers among them; the page opens with the first.
 const EASY = ["copy-possible", "softmax-categorical", "heads-identical", "features-variance", "permutation"];
-/** A fixed order: the easy ones, then the others with topics and verdicts mixed. */
+/** A fixed order: the easy ones, other sentences, then those with formulas, with topics and verdicts mixed. */
 const mixed = ids => [...ids].sort((a, b) => place(a) - place(b));
 const place = id => EASY.includes(id) ? EASY.indexOf(id) - EASY.length
-  : [...id].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 100003, 7);
+  : [...id].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 100003, /[\d(^…Ͱ-Ͽ]/.test(ledger.get(id).plain) ? 200003 : 7);
 
 function guess(word) {
   if (guesses[claim.id]) return;
   guesses[claim.id] = word;
   keep();
   show();
-  at("next").focus();
+  at("next").focus({preventScroll: true});
 }
 
 /** The next statement without an answer, after this one and then from the start. */
@@ -89,11 +89,14 @@ function show() {
   at("right").textContent = `${done === claim.recorded ? "Right" : "No"}: it is ${SAID[claim.recorded]}.`;
   at("because").textContent = claim.meaning;
   // The sentence is enough here; the formulas stand on the claim's own page.
-  const instead = at("formulas").querySelector(".instead .says");
-  at("instead").replaceChildren(...(instead ? [element("h3", {}, "What is true instead"), instead.cloneNode(true)] : []));
+  const instead = corrected(at("formulas"));
+  at("instead").replaceChildren(...(instead.length ? [element("h3", {}, "What is true instead"), ...instead] : []));
   at("reason").textContent = claim.reason ?? "The check runs …";
   at("open").href = `?claim=${encodeURIComponent(claim.id)}`;
 }
+
+/** What is true instead of a claim, in words, with the terms that are too long for them. */
+export const corrected = place => [...place.querySelectorAll(".instead > :is(.says, .term)")].map(one => one.cloneNode(true));
 
 const correct = id => guesses[id] === ledger.get(id).recorded;
 

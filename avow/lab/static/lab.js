@@ -186,6 +186,7 @@ async function ask(what, signal) {
   if (examples) {
     const example = exampleOf(state);
     for (const one of [at("facts"), ...document.querySelectorAll(".figure")]) one.classList.toggle("stale", !example);
+    if (at("set-to")) at("set-to").textContent = example ? "This example is set to:" : "Set by hand to:";
     if (!example) offerPython(null);
     return example?.[what] ?? null;
   }

@@ -29,6 +29,11 @@ class Proof(Analysis, Chances, Programs, Sums):
     """A proof of a statement under way, with all rules."""
 
 
+def _written(number: Any) -> str:
+    """A number, or lists of them, as it is written: 1/2 and not Fraction(1, 2)."""
+    return f"[{', '.join(map(_written, number))}]" if isinstance(number, list | tuple) else str(number)
+
+
 class Refutation:
     """What is shown against a statement: cases in which it fails, evaluated in fractions or balls.
 
@@ -65,7 +70,7 @@ class Refutation:
         return proof
 
     def _facts(self, values: Case, part: str) -> dict[str, Any]:
-        shown = {text(name): str(number) for name, number in values.items()}
+        shown = {text(name): _written(number) for name, number in values.items()}
         return {"evaluated by": "fractions and balls", "fails": part, **shown}
 
     def evidence(self) -> Iterator[Evidence]:

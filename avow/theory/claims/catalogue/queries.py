@@ -604,6 +604,15 @@ def _nearest(_: Any) -> Statement:
     )
 
 
+def _nearest_picture() -> Chart:
+    weights = {
+        "the nearest key, (1, 0)": lambda far: 1 / (1 + math.exp(far - 1)),
+        "the longer key, (L, 0)": lambda far: 1 / (1 + math.exp(1 - far)),
+    }
+    title, lengths = "The query (1, 0) beside the keys (1, 0) and (L, 0)", [1 + i / 10 for i in range(91)]
+    return curves(title, "L, how long the other key is", "weight", lengths, weights)
+
+
 @claim(
     "nearest-key",
     expected="refuted",
@@ -612,7 +621,7 @@ def _nearest(_: Any) -> Statement:
     # The other key, beside (1, 0), which is the query.
     subject=(10, 0),
     sabotage={"keys of one length": (0, 1), "a shorter key": (Fraction(1, 2), 0)},
-    picture=_average_picture,
+    picture=_nearest_picture,
 )
 def nearest_key(against: Refutation, further: Any) -> None:
     says = "q = (1, 0) is key 1 itself, and (10, 0) takes all but 0.00012 of the weight"

@@ -227,8 +227,8 @@ STATES = [
     ("explorer?space=sphere&n=10&target=4", "kept", "Key 4 gets"),
     ("explorer?show=average", "kept", "Keys 1 and 2 each get"),
     ("explorer?show=average&other=4", "impossible", "No query reads just keys 1 and 4 alike"),
-    ("explorer?show=noise", "proved", "One head stays near the average in 0% of draws, two heads in 100%."),
-    ("explorer?show=noise&law=Gaussian&variance=0.5", "proved", "One head stays near the average in 3.9"),
+    ("explorer?show=noise", "proved", "one head stays within 0.1 of the average in 0%, two heads in 100%."),
+    ("explorer?show=noise&law=Gaussian&variance=0.5", "proved", "one head stays within 0.1 of the average in 3.9"),
     ("explorer?show=route&ahead=3", "kept", "Each of 8 tokens receives what its source carries"),
 ]
 

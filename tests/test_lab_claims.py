@@ -548,6 +548,22 @@ def test_the_quiz_ends_with_what_was_guessed_wrongly(visit: Opener) -> None:
 
 
 @pytest.mark.browser
+def test_a_topic_has_its_own_questions_whatever_verdict_was_filtered(visit: Opener) -> None:
+    found = visit("claims?verdict=refuted")
+    found.judged("refuted")
+    found.page.check("#modes input[value='guess first']", force=True)
+    found.page.wait_for_selector("#quiz:not([hidden])")
+    shown = found.page.locator("[data-name=topic] label:has(input[value=neighbours]) small")
+    topic = [one.id for one in catalogue().values() if one.topic == "neighbours"]
+    assert shown.inner_text().strip() == str(len(topic)), "guesses are of all verdicts"
+    found.page.check("[data-name=topic] input[value=neighbours]", force=True)
+    found.page.wait_for_function("() => /^Statement [12] of 2/.test(document.getElementById('question').textContent)")
+    assert found.inputs["claim"] in topic
+    found.page.check("#modes input[value=read]", force=True)
+    found.page.wait_for_function("() => document.querySelector('#ledger li:not([hidden]) [aria-current]')")
+
+
+@pytest.mark.browser
 def test_a_copy_opened_from_a_disk_shows_filters_and_asks(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,6 @@ const now = name => copy ? chosen[name] ?? read(name) : value(name);
 const read = name => box(name).querySelector("input:checked")?.value;
 
 quiz({go, ledger: rows});
-// Who turns to guessing has just read the verdict on this claim.
-box("mode").addEventListener("input", () => { if (read("mode") !== "read") advance(); });
 
 // ---- with a server, and without one
 
@@ -48,11 +46,13 @@ if (copy) {
   become();
   if (!chosen.claim) first();
 }
-// Whoever filters sees the first of what is left.
-for (const name of ["verdict", "topic"]) box(name).addEventListener("input", () => {
+// Whoever filters sees the first of what is left. Who turns to guessing has just read the verdict on this claim.
+for (const name of FILTERS) box(name).addEventListener("input", () => {
   filter();
-  at("ledger").scrollTop = 0;
-  first();
+  if (name !== "mode") at("ledger").scrollTop = 0;
+  if (now("mode") === "read") return first();
+  question({id: shown, pool: pool()});
+  advance();
 });
 
 function fromAddress() {
@@ -125,7 +125,8 @@ function list(ledger) {
 /** Each filter, the other one, and whether a claim is of a choice of it. */
 function counts() {
   const recorded = (one, word) => word === "every" || one.recorded === word, topic = (one, word) => word === "every" || one.topic === word;
-  return [["verdict", one => topic(one, now("topic")), recorded], ["topic", one => recorded(one, now("verdict")), topic]];
+  const verdict = now("mode") === "read" ? now("verdict") : "every"; // guesses are of all verdicts
+  return [["verdict", one => topic(one, now("topic")), recorded], ["topic", one => recorded(one, verdict), topic]];
 }
 
 function filter() {

@@ -71,7 +71,7 @@ function onward() {
 }
 
 function show() {
-  const done = guesses[claim.id], answered = pool.filter(id => guesses[id]), right = answered.filter(correct);
+  const done = guesses[claim.id], answered = [...ledger.keys()].filter(id => guesses[id]), right = answered.filter(correct);
   const order = mixed(pool);
   at("asking").hidden = !at("finished").hidden;
   at("question").textContent = `Statement ${order.indexOf(claim.id) + 1} of ${order.length}. Is it true?`;

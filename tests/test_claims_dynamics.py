@@ -95,7 +95,7 @@ def test_torch_s_adam_averages_the_penalty_s_gradients_too() -> None:
     options = {"lr": 0.5, "betas": (0.5, 0.5), "eps": 0.0, "weight_decay": 1.0}
     assert stepped(torch.optim.Adam, [1.0, 1.5], **options) == pytest.approx(0, abs=1e-12)
     (case,) = [step.facts for step in optimisers.adam_l2_line.judge().evidence if step.kind == "counterexample"]
-    assert case["x"] == str([Fraction(1), Fraction(1, 2), 0])
+    assert case["x"] == "[1, 1/2, 0]"
 
 
 def test_momentum_and_averages_meet_in_the_amended_pair_only() -> None:

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from avow.core.chart import Chart
+from avow.extras import require
 from avow.report import charts, formatting
 from avow.report.terminal import Columns
 from avow.theory.claims.claim import Claim, Finding, Verdict
@@ -82,6 +83,7 @@ _LONG, _FIRST = 36, ord("①")
 
 def sentence(claim: Claim, amended: bool = False) -> Sentence:
     """The words of a claim, or of what is true instead, as a reader can take them in."""
+    require("jinja2", "latex2mathml", purpose="to write HTML pages")
     from markupsafe import Markup
 
     from avow.report.mathml import display, formula

@@ -81,7 +81,7 @@ def _stated(method: Method, p: Problem, computed: Computed, confidence: float) -
 
     def relative(rows: Tensor) -> dict[str, Any]:
         with torch.no_grad():
-            own = relative_errors(absolute_errors(rows.view_as(floors), longest), floors)
+            own = relative_errors(absolute_errors(rows.reshape(floors.shape), longest), floors)
         return {"relative": float(own.amax()) if own.numel() else 0.0, "relative_rows": own.reshape(shape)}
 
     identity = {"method": method.name, "parameters": method.parameters, "target": method.target}

@@ -318,7 +318,7 @@ def test_chance_comes_from_a_generator_or_is_refused_whatever_is_asked(tol: floa
 
 @pytest.mark.parametrize("scale", [0.0, -0.0, 1e-300])
 def test_keys_far_beyond_their_sketch_are_read_whatever_they_are_multiplied_by(scale: float) -> None:
-    """The first keys set the sketch's size, for which the others are too long: nothing times infinity is no number."""
+    """The first keys set the sketch's size, for which the others are too long: 0 · inf is nan."""
     k, v = torch.randn(2, 1, 2, 256, 16, dtype=torch.float64)
     k[:, :, :128] *= 1e-290
     cache = KeyValueCache(2, 16, dtype=torch.float64)

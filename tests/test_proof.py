@@ -399,7 +399,7 @@ def test_fractions_are_compared_exactly_and_nothing_else_is() -> None:
     thirds = Eq(Sum(a[j] / 3, (j, 1, 3)), 1, evaluate=False)
     assert holds(thirds, {a: [1, 1, 1]}) is True
     assert holds(thirds, {a: [1, 1, 1 + Fraction(1, 10**99)]}) is False
-    assert holds(thirds, {a: [arb(1) / 3 * 3, 1, 1]}) is None, "a ball is no fraction"
+    assert holds(thirds, {a: [arb(1) / 3 * 3, 1, 1]}) is None, "a ball is not a fraction"
     assert holds(Eq(sympy.sin(x) ** 2 + sympy.cos(x) ** 2, 1), {x: 1}) is None
     assert holds(Eq(1 / x, 1 / x + y, evaluate=False), {x: 0, y: 0}) is None, "there is no 1/0"
 

@@ -62,8 +62,8 @@ GROWN = 1 + 2.0**-12
 MOST_ROUNDING, _TINY, _OUTWARD = 0.1, 2.0**-126, 1 + 1e-9
 # What is too small for float32 on the way to the bounds.
 _FLOOR = 2.0**-40
-# What is aimed at, of what may be left; so many times rows share it again. The answer's length beside the longest value
-# is taken for at least this.
+# The share of what may be left unread that is aimed at; how many times rows divide what others did not use; and the
+# least ratio of an answer's length to the longest value that is assumed.
 AIM, _TURNS, _LEAST_NU = 0.75, 4, 0.1
 UNFIT_RANGE, UNFIT_ROUNDING, UNFIT_SUMS = 1, 2, 3
 # Bytes of the counters of a stage: what is to be taken next, how much was done, and of `_merge`, how many are late.

@@ -312,8 +312,9 @@ def _key_logs(p: Problem) -> Float[Tensor, "b g s"]:
 def _sampled(problem: Problem) -> Problem:
     """Rows and keys of which the largest bound is likely to be known: a problem without its order, as masks have it.
 
-    Rows are every so many, the longest, and of causal ones the first: these see few keys, whose mean square may be
-    large. Keys are every so many, and count as long as the longest that stands between two of them.
+    Rows are taken at equal distances, with the longest queries and, if causal, the first rows: these see few keys,
+    whose mean square may be large. Keys are taken at equal distances; each counts as long as the longest up to the
+    next one.
     """
     p = heads.expand_gqa(problem)
     n, s, wide = p.q.shape[-2], p.k.shape[-2], heads.linear_type(p)
@@ -341,7 +342,7 @@ def _sampled(problem: Problem) -> Problem:
 
 
 def _every(length: int, first: int, device: torch.device) -> Int[Tensor, "r"]:
-    """Some positions: the first ones, and every so many of the others."""
+    """Some positions: the first ones, and others at equal distances."""
     first = min(first, length)
     rest = torch.arange(first, length, sample_step(length - first, _SAMPLE), device=device)
     return torch.cat([torch.arange(first, device=device), rest])

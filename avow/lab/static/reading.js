@@ -11,7 +11,7 @@ const slider = at("tolerance"), text = at("text"), grid = at("grid"), canvas = a
 const calm = matchMedia("(prefers-reduced-motion: reduce)"), narrow = matchMedia("(max-width: 46rem)");
 // Kinds of heads of which the bench has one.
 const STORED = ["induction", "resting", "wide"];
-// A word is far back if it stands in the first 70% of the text and not among the last so many words.
+// A word is far back if it stands in the first 70% of the text and not among its last 16 words.
 const NEAR = 16, FAR = 0.7, MUCH = 0.1;
 const SIDE = 10, PITCH = SIDE + 2, STEP = 1100, RESTED = 500, POLLED = 400, MOST_WRITTEN = 24;
 

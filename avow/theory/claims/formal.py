@@ -516,7 +516,7 @@ def unreadable(formula: Formula) -> str:
         if isinstance(term, sympy.Function) and not isinstance(term, _KNOWN):
             return f"{type(term).__name__} is none of the functions that are known to have a value everywhere"
         if isinstance(term, _NO_NUMBERS):
-            return f"{term} is no real number"
+            return f"{term} is not a real number"
         if isinstance(term, Symbol) and _supposed(term) not in _VISIBLE:
             rule = "carries more than that it is real or whole"
             return f"{text(term)} {rule}: make it by real() or whole(), and what else is known a hypothesis"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,3 +98,9 @@ def test_what_a_way_has_to_read_and_holds_is_counted_in_bytes() -> None:
     found = generate._Facts.of(model, SimpleNamespace(cache=ours), 256)
     sparse = weights + (k.nbytes + v.nbytes) * (0.1 + ours.layers[0].cache.overhead)
     assert found.bytes == pytest.approx((15 * sparse + theirs.bytes) / 16) and found.bound == 1e-3
+
+
+def test_queries_are_replaced_where_nothing_else_has_registered_our_functions() -> None:
+    """As in the command line's process, where nothing imports them before."""
+    lines = "import torch", "from avow.bench import generate", "with generate._asking(torch.zeros(1, 1, 1, 8)): pass"
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

@@ -237,6 +237,9 @@ def _asking(table: Tensor) -> Iterator[None]:
     """Have attention functions of transformers ask these queries, each at its own place, as long as the block runs."""
     from transformers import modeling_utils
 
+    # Our functions are registered when they are imported.
+    from avow.integrations.transformers.enabling import NAME
+
     functions = modeling_utils.ALL_ATTENTION_FUNCTIONS
 
     def asked(function: Any) -> Any:
@@ -246,7 +249,7 @@ def _asking(table: Tensor) -> Iterator[None]:
 
         return forward
 
-    names = ("sdpa", "avow")
+    names = ("sdpa", NAME)
     for name in names:
         functions[name] = asked(functions[name])
     try:

@@ -96,11 +96,14 @@ def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Te
 
 
 def host_of(x: Tensor) -> Tensor | None:
-    """The memory of a whole tensor as one of the CPU's, if it is memory of the host that `room` gave; else None."""
+    """The memory of a tensor as one of the CPU's, if it lies in memory of the host that `room` gave; else None."""
     if x.device.type == "cpu":
         return x
-    block = _BLOCKS.get(x.data_ptr())
-    return None if block is None else block.host.view(x.dtype).view(x.shape)
+    block = _BLOCKS.get(x.untyped_storage().data_ptr())
+    if block is None:
+        return None
+    host = block.host.view(x.dtype)
+    return host.as_strided(x.shape, x.stride(), host.storage_offset() + x.storage_offset())
 
 
 def ask_for_large_pages(x: Tensor) -> None:

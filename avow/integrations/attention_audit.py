@@ -56,6 +56,9 @@ CACHE = " · cache"
 _KEPT = 3  # the worst rows of a layer that a report names
 _HELD = 1024  # judgements that may wait on a device
 
+_GIVEN = 32  # tokens of a cache that are kept as they were given
+
+Versions = tuple[int, int] | None
 Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -302,26 +305,57 @@ class LayerAudit:
 
 
 class _Shadow:
-    """What one key head of a cache's layer was given, to be compared with what the cache gives back."""
+    """What one key head of a cache's layer was given, to be compared with what the cache gives back.
+
+    Single tokens are kept as they were given, all heads of them, until some have come: to copy each would cost more
+    than all else that watching does. Whether they were changed meanwhile, PyTorch counts.
+    """
 
     def __init__(self, head: int, kernel: str) -> None:
-        self.head, self.kernel, self.tokens, self.whole = head, kernel, 0, True
-        self._parts: list[tuple[Tensor, Tensor]] = []
+        self.head, self.kernel, self.tokens, self.wrong = head, kernel, 0, ""
+        self._kept: tuple[Tensor, ...] = ()
+        self._given: list[tuple[Tensor, Tensor, Versions]] = []
 
-    def append(self, k: Tensor, v: Tensor, given_back: Tensor) -> None:
+    @property
+    def whole(self) -> bool:
+        """Whether this is all that the cache was given."""
+        return not self.wrong
+
+    def append(self, k: Tensor, v: Tensor, versions: Versions, given_back: Tensor) -> None:
+        """Add tokens that a cache was given when these were their versions."""
+        if self.wrong:
+            return
         self.tokens += k.shape[-2]
-        self.whole &= given_back.shape == (*k.shape[:-2], self.tokens, k.shape[-1])
-        if self.whole:
-            self._parts.append((k[:, self.head].detach().clone(), v[:, self.head].detach().clone()))
-        else:
-            self._parts.clear()
+        if given_back.shape != (*k.shape[:-2], self.tokens, k.shape[-1]):
+            return self.forget("gave back other tokens than it was given here")
+        self._given.append((k, v, versions))
+        if k.shape[-2] > 1 or versions is None or len(self._given) == _GIVEN:
+            self._copy()
 
-    def of(self, batch: int) -> tuple[Tensor, Tensor]:
-        if len(self._parts) > 1:
-            k, v = (torch.cat(parts, -2) for parts in zip(*self._parts, strict=True))
-            self._parts = [(k, v)]
-        k, v = self._parts[0]
-        return k[batch], v[batch]
+    def forget(self, wrong: str) -> None:
+        """Keep nothing any more, for this reason."""
+        self.wrong, self._kept = wrong, ()
+        self._given.clear()
+
+    def of(self, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of a sequence; None if they are not known."""
+        self._copy()
+        return None if self.wrong else (self._kept[0][batch], self._kept[1][batch])
+
+    def _copy(self) -> None:
+        given = self._given
+        if any(versions is not None and versions_of(k, v) != versions for k, v, versions in given):
+            return self.forget("was given tensors that were changed in place")
+        if given:
+            each = zip(*((k[:, self.head], v[:, self.head]) for k, v, _ in given), strict=True)
+            before = [(x,) for x in self._kept] or [(), ()]
+            self._kept = tuple(torch.cat([*x, *y], -2).detach() for x, y in zip(before, each, strict=True))
+            given.clear()
+
+
+def versions_of(k: Tensor, v: Tensor) -> Versions:
+    """How often two tensors were changed in place; None where PyTorch does not count it."""
+    return None if k.is_inference() or v.is_inference() else (k._version, v._version)
 
 
 class AttentionAudit:
@@ -457,14 +491,13 @@ class AttentionAudit:
         """Draw rows of a call, whose queries have this shape, and judge its answer there."""
         rows = math.prod(shape[:-1])
         with self._lock:
-            layer = self._layers.setdefault(name, LayerAudit(name, kernel))
-            watched = [layer]
+            watched = [self._layer(name, kernel)]
             if shadow is not None and shadow.whole:
-                watched.append(self._layers.setdefault(name + CACHE, LayerAudit(name + CACHE, shadow.kernel)))
+                watched.append(self._layer(name + CACHE, shadow.kernel))
             for one in watched:
                 one.calls += 1
                 one.rows += rows
-            drawn = self._draw(rows, max(self.rate, min(1.0, _FIRST / (layer.calls * max(rows, 1)))))
+            drawn = self._draw(rows, max(self.rate, min(1.0, _FIRST / (watched[0].calls * max(rows, 1)))))
         if not drawn:
             return
         begun = time.perf_counter()
@@ -477,6 +510,10 @@ class AttentionAudit:
             full = len(self._waiting) > _HELD
         if full:
             self.layers  # noqa: B018  # what waits is fetched, or memory would grow
+
+    def _layer(self, name: str, kernel: str) -> LayerAudit:
+        found = self._layers.get(name)
+        return self._layers.setdefault(name, LayerAudit(name, kernel)) if found is None else found
 
     def _recompute(
         self, asked: Call, watched: list[LayerAudit], drawn: list[int], shape: Sequence[int], out: Tensor, shadow: Any
@@ -495,8 +532,10 @@ class AttentionAudit:
             group = asked.q.shape[-3] // asked.k.shape[-3]
             for flat, index in by_head:
                 lead = flat // shape[-3], shadow.head * group + self._random.randrange(group)
+                if (given_to := shadow.of(lead[0])) is None:
+                    return self._unlike(shadow)
                 given, _ = asked.measure(lead, index, None)
-                self._judge(watched[1], asked, lead, index, asked.measure(lead, index, given, shadow.of(lead[0]))[1])
+                self._judge(watched[1], asked, lead, index, asked.measure(lead, index, given, given_to)[1])
 
     def _draw(self, rows: int, probability: float) -> list[int]:
         """Which of so many rows are drawn, each with this probability: the gaps between them are geometric."""
@@ -516,25 +555,31 @@ class AttentionAudit:
         with self._lock:
             self._waiting.append((layer, layer.calls, _Asked.of(asked), [(*lead, i) for i in index], found))
 
-    def _cached(self, cache: Any, number: int, k: Tensor, v: Tensor, given_back: Tensor) -> _Shadow:
+    def _cached(self, cache: Any, number: int, k: Tensor, v: Tensor, versions: Versions, given_back: Tensor) -> _Shadow:
         """Keep what one key head of a cache's layer was given."""
         with self._lock:
-            layers = self._shadows.setdefault(cache, {})
-            if number not in layers:
-                layers[number] = _Shadow(self._random.randrange(k.shape[1]), type(cache.layers[number]).__name__)
-            shadow = layers[number]
+            layers = self._shadows.get(cache)
+            if layers is None:
+                layers = self._shadows.setdefault(cache, {})
+            shadow = layers.get(number)
+            if shadow is None:
+                shadow = layers[number] = _Shadow(
+                    self._random.randrange(k.shape[1]), type(cache.layers[number]).__name__
+                )
         before = shadow.whole
-        shadow.append(k, v, given_back)
+        shadow.append(k, v, versions, given_back)
         if before and not shadow.whole:
-            self._miss(
-                f"{shadow.kernel} gave back other tokens than it was given here: its keys were taken as they are"
-            )
+            self._unlike(shadow)
         return shadow
+
+    def _unlike(self, shadow: _Shadow) -> None:
+        """Say from where on a cache is not compared with what it was given."""
+        self._miss(f"{shadow.kernel} {shadow.wrong}: its keys were taken as they are")
 
     def _rearranged(self, cache: Any, name: str) -> None:
         """Forget what a cache was given: it was changed to hold something else."""
         for shadow in self._shadows.get(cache, {}).values():
-            shadow.whole = False
+            shadow.forget(f"was changed by {name}")
         self._miss(f"{type(cache).__name__}.{name}: from there on its keys were taken as they are")
 
 
@@ -617,11 +662,11 @@ def _unjudgeable(q: Tensor) -> str:
     return ""
 
 
-def saw_cache(cache: Any, number: int, k: Tensor, v: Tensor, given_back: Tensor) -> None:
-    """Show what a cache was given and gives back to everybody who watches."""
+def saw_cache(cache: Any, number: int, k: Tensor, v: Tensor, versions: Versions, given_back: Tensor) -> None:
+    """Show what a cache was given, in which versions, and what it gives back to everybody who watches."""
     if _unjudgeable(k):
         return
-    shadows = {id(watcher): watcher._cached(cache, number, k, v, given_back) for watcher in watchers()}
+    shadows = {id(watcher): watcher._cached(cache, number, k, v, versions, given_back) for watcher in watchers()}
     _here.cached = (weakref.ref(given_back), shadows)
 
 

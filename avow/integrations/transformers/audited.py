@@ -17,7 +17,7 @@ from avow.integrations.attention_audit import Call
 from avow.integrations.transformers.enabling import asks_interface, layer_name
 
 # Arguments by which a model asks for more than a softmax over the keys that are passed.
-_BEYOND = ("indices", "block_indices", "cache")
+_BEYOND = {"indices", "block_indices", "cache"}
 _REARRANGE = ("reset", "reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices")
 
 
@@ -38,9 +38,11 @@ def hooks() -> Iterator[None]:
 
     @functools.wraps(update)
     def updated(self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any, **options: Any) -> Any:
+        if not audit.watching():
+            return update(self, key_states, value_states, layer_idx, *more, **options)
+        versions = audit.versions_of(key_states, value_states)
         keys, values = update(self, key_states, value_states, layer_idx, *more, **options)
-        if audit.watching():
-            audit.saw_cache(self, layer_idx, key_states, value_states, keys)
+        audit.saw_cache(self, layer_idx, key_states, value_states, versions, keys)
         return keys, values
 
     def rearranged(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,8 +81,9 @@ def _attention(
     if not audit.watching():
         return function(module, query, key, value, attention_mask, *more, **options)
     result = audit.computed(function, module, query, key, value, attention_mask, *more, **options)
-    name = next((known for one in audit.watchers() if (known := one.names.get(id(module)))), layer_name(module))
-    asked = [word for word in _BEYOND if options.get(word) is not None] + ["dropout"] * bool(options.get("dropout"))
+    name = next((known for one in audit.watchers() if (known := one.names.get(id(module)))), "") or layer_name(module)
+    asked = [word for word in sorted(options.keys() & _BEYOND) if options[word] is not None]
+    asked += ["dropout"] * bool(options.get("dropout"))
     if asked or more:
         audit.missed(f"{name}: calls with {', '.join(asked) or 'arguments without names'}")
         return result

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -439,8 +440,8 @@ def test_answers_that_are_not_finite_are_alarms_and_inputs_that_are_not_are_unju
     (layer,) = report.layers.values()
     assert (layer.unjudged, layer.recomputed, layer.alarms) == (32, 224, 0)
     asked = attention_audit._Asked(torch.float32, "cpu", 16, 32, 16, 0.25, False, False)
-    found = judged(asked, (bad, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
-    assert found is not None and found.least == math.inf > found.allowed
+    found = judged(asked, np.array([bad, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])[:, None])
+    assert found.least[0] == math.inf > found.allowed[0]
 
 
 def test_each_row_is_drawn_with_the_probability_that_is_stated() -> None:

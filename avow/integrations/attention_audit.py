@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
@@ -56,9 +57,11 @@ CACHE = " · cache"
 _KEPT = 3  # the worst rows of a layer that a report names
 _HELD = 1024  # judgements that may wait on a device
 
+_MOST = 2**24  # numbers in float64 that are held at once
 _GIVEN = 32  # tokens of a cache that are kept as they were given
 
 Versions = tuple[int, int] | None
+Numbers = Float64[np.ndarray, "..."]
 Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -72,7 +75,7 @@ class Call(NamedTuple):
         v: values, (*lead, s, e).
         scale: what q·k is multiplied by.
         mask: booleans or numbers, broadcast to (*lead, n, s); what is below half its type's range hides a key.
-        visible: whether a row sees a key, of (batch, head, row, key).
+        visible: whether a row sees a key, of (batch, head, row, key): a number, two columns, and a line.
         score: what a logit is changed to, of (logit, batch, head, row, key).
         sinks: a logit for each head that takes weight and gives no value.
         rounds_logits: whether logits are rounded to the inputs' type.
@@ -90,30 +93,41 @@ class Call(NamedTuple):
 
     def measure(
         self,
-        lead: tuple[int, ...],
-        index: Sequence[int],
+        sequence: tuple[int, ...],
+        places: Sequence[tuple[int, int]],
         given: Tensor | None,
         keys: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Float64[Tensor, "l e"], Float64[Tensor, "7 l"]]:
-        """The answers to some rows of one head in float64, and what `judged` takes of them beside those `given`.
+        """The answers to some rows of a sequence in float64, and what `judged` takes of them beside those `given`.
 
-        `keys` stand in the place of the call's own. Nothing here waits for a device, and of small operations there are
-        few: bounds are worked out of it later.
+        `places` are heads and rows in the order of heads; `keys` of one head stand in the place of the call's own.
+        Nothing here waits for a device, and of small operations there are few: bounds are worked out of it later.
         """
-        (n, s), head = (self.q.shape[-2], self.k.shape[-2]), lead[-1] if lead else 0
-        shared = (*lead[:-1], head // (self.q.shape[-3] // self.k.shape[-3])) if lead else ()
-        k, v = (self.k[shared], self.v[shared]) if keys is None else keys
-        q, k, v = torch.stack([self.q[lead][i] for i in index]).double(), k.double(), v.double()
-        place = torch.tensor(index, device=q.device)
-        row, key = place[:, None], torch.arange(s, device=q.device)[None]
+        queries, (n, s) = by_head(self.q[sequence]), (self.q.shape[-2], self.k.shape[-2])
+        device, group = queries.device, queries.shape[0] // by_head(self.k[sequence]).shape[0]
         # Axes of every batch but the heads count as one.
-        batch, at = (torch.tensor(i, device=q.device) for i in (_flat(lead[:-1], self.q.shape[:-3]), head))
-        logits = self.scale * (q @ k.mT)
+        batch = torch.tensor(_flat(sequence, self.q.shape[:-3]), device=device)
+        heads, place = torch.tensor(places, device=device).mT
+        head, row, key = heads[:, None], place[:, None], torch.arange(s, device=device)[None]
+        if keys is None:
+            first, last = places[0][0] // group, places[-1][0] // group + 1
+            k, v = (by_head(x[sequence])[first:last].double() for x in (self.k, self.v))
+            own = heads // group - first
+        else:
+            (k, v), own = (x[None].double() for x in keys), torch.zeros_like(heads)
+        each = torch.arange(len(places), device=device)
+
+        def of_own(x: Tensor) -> Tensor:
+            """What a row's own key head has, of all."""
+            return x[0] if x.shape[0] == 1 else x[own, each]
+
+        q = queries[heads, place].double()
+        logits = self.scale * of_own(q @ k.mT)
         if self.score is not None:
-            logits = self.score(logits, batch, at, row, key)
-        seen = None if self.visible is None else self.visible(batch, at, row, key).expand(len(index), s)
+            logits = self.score(logits, batch, head, row, key)
+        seen = None if self.visible is None else self.visible(batch, head, row, key).expand(len(places), s)
         if self.mask is not None:
-            mask = self.mask[..., :s].expand(*self.q.shape[:-2], n, s)[lead][place]
+            mask = by_head(self.mask[..., :s].expand(*self.q.shape[:-2], n, s)[sequence])[heads, place]
             shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
             if mask.dtype != torch.bool:
                 bias = torch.where(shown, mask, 0.0).double()
@@ -123,21 +137,41 @@ class Call(NamedTuple):
                 )
             seen = shown if seen is None else seen & shown
         sizes, largest = [torch.linalg.vector_norm(x, dim=-1) for x in (k, v)], logits.abs()
+        sizes = [x.expand(len(places), s) if x.shape[0] == 1 else x[own] for x in sizes]
         if seen is not None:
             largest = torch.where(seen, largest, -math.inf)
             logits = torch.where(seen, logits, -math.inf)
-            v = torch.where(seen.any(0)[:, None], v, 0.0)  # what nobody sees may hold anything, nan too
+            # What no row of a head sees may hold anything, nan too.
+            somebody = torch.zeros(k.shape[0], s, device=device).index_add_(0, own, seen.float()) > 0
+            v = torch.where(somebody[..., None], v, 0.0)
             sizes = [torch.where(seen, x, 0.0) for x in sizes]
-        longest = [x.amax(-1).expand(len(index)) for x in sizes]
+        longest = [x.amax(-1) for x in sizes]
         if self.sinks is not None:
-            sink = self.sinks.double()[head].expand(len(index), 1)
-            weights = torch.softmax(torch.cat([logits, sink], -1), -1)[:, :-1]
+            weights = torch.softmax(torch.cat([logits, self.sinks.double()[heads, None]], -1), -1)[:, :-1]
         else:
             weights = torch.softmax(logits, -1)
-        truth = weights @ v
+        truth = of_own(weights @ v)
         given = truth if given is None else given.double()
         lengths = [torch.linalg.vector_norm(x, dim=-1) for x in (given - truth, q, given, truth)]
         return truth, torch.stack([*lengths, *longest, largest.amax(-1)])
+
+
+def by_head(x: Tensor) -> Tensor:
+    """A sequence of a call with an axis of heads, also where the call has none."""
+    return x[None] if x.ndim == 2 else x
+
+
+def _parts(rows: Sequence[tuple[int, int]], group: int, s: int, d: int) -> Iterator[list[tuple[int, int]]]:
+    """Heads and rows in parts, whose keys and logits are few enough; a part of one head has all its keys."""
+    part: list[tuple[int, int]] = []
+    for place in rows:
+        heads = place[0] // group - part[0][0] // group + 1 if part else 1
+        if part and heads * s * max(d if heads > 1 else 1, len(part) + 1) > _MOST:
+            yield part
+            part = []
+        part.append(place)
+    if part:
+        yield part
 
 
 def _flat(index: tuple[int, ...], shape: Sequence[int]) -> int:
@@ -201,24 +235,39 @@ def _model(asked: _Asked, query: float, key: float) -> Model:
 
 
 class Found(NamedTuple):
-    """The errors of a row, and what rounding may do to it, relative to the longest value that it sees."""
+    """The errors of rows, and what rounding may do to them, relative to the longest value that each sees.
 
-    error: float
-    relative: float
-    least: float
-    allowed: float
+    Of a row that saw no key, or whose inputs were not finite or too small, all four are nan.
+    """
+
+    error: Numbers
+    relative: Numbers
+    least: Numbers
+    allowed: Numbers
 
 
-def judged(asked: _Asked, numbers: Sequence[float]) -> Found | None:
-    """The errors of a row by what float64 found of it; None if it saw no key, or inputs were not finite, or too small.
+def judged(asked: _Asked, numbers: Float64[np.ndarray, "7 l"]) -> Found:
+    """The errors of rows by what float64 found of them.
 
     The error is what float64 measured and its own error, or less it: as in `avow.audit`, in single numbers.
     """
-    distance, query, given, truth, key, value, largest = numbers
+    with np.errstate(all="ignore"):
+        return Found(*_judged(asked, *numbers))
+
+
+def _judged(
+    asked: _Asked,
+    distance: Numbers,
+    query: Numbers,
+    given: Numbers,
+    truth: Numbers,
+    key: Numbers,
+    value: Numbers,
+    largest: Numbers,
+) -> Numbers:
     u, d, s = rounding.unit(torch.float64), asked.dim, asked.keys
-    if not (math.isfinite(query + key + value + truth) and largest > -math.inf) or 0 < value < _SMALLEST:
-        return None
-    distance = distance if math.isfinite(distance) else math.inf
+    ill = ~np.isfinite(query + key + value + truth) | ~(largest > -math.inf) | ((value > 0) & (value < _SMALLEST))
+    distance = np.where(np.isfinite(distance), distance, math.inf)
     up = 1 + 4 * (max(d, asked.value_dim) + 4) * u
     query, key, longest = query * up, key * up, value * up
     reach, product = abs(asked.scale) * query * key, rounding.gamma(d + 8, u)
@@ -226,25 +275,43 @@ def judged(asked: _Asked, numbers: Sequence[float]) -> Found | None:
     bias = 4 * reach + 1000 if asked.biased else 0.0
     delta = product * reach + 8 * u * (reach + bias + 746) + unread
     # Of two answers in float64, as of a cache's keys and those it was given.  [claim softmax-perturbation]
-    own = 2 * (2 * math.tanh(delta / 2) + 4 * rounding.gamma(s + 8, u))
+    own = 2 * (2 * np.tanh(delta / 2) + 4 * rounding.gamma(s + 8, u))
     lost = math.sqrt(asked.value_dim) * ((s + 4) * rounding.tiny(torch.float64) + rounding.flush_threshold(asked.dtype))
-    if not value:
-        return Found(*(math.inf,) * 3, 0.0) if distance > lost else Found(0.0, 0.0, 0.0, 0.0)
     error = ((distance + lost) / (value / up) + own) * rounding.SAFETY
     absolute = (distance + own * longest + lost) * rounding.SAFETY
     length = truth / up - own * longest - lost
-    least = max(0.0, (distance - lost) / longest / rounding.SAFETY - own)
-    model = _model(asked, 1e15, 1e15)  # norms matter to underflow alone
-    if max(query, key) > 1e15 or not AnyOrder().fits(_sized(asked), query, key, longest):
-        return Found(error, absolute / length if length > 0 else math.inf, least, math.inf)
+    relative = np.where(length > 0, absolute / length, math.inf)
+    least = np.maximum(0.0, (distance - lost) / longest / rounding.SAFETY - own)
+    found = np.stack([error, relative, least, _allowed(asked, reach, query, key, longest, largest, given * up, up)])
+    # Where all values are zero, so is the answer.
+    wrong = distance > lost
+    zeros = np.stack([np.where(wrong, math.inf, 0.0)] * 3 + [np.zeros_like(error)])
+    return np.where(ill, math.nan, np.where(value == 0, zeros, found))
+
+
+def _allowed(
+    asked: _Asked,
+    reach: Numbers,
+    query: Numbers,
+    key: Numbers,
+    longest: Numbers,
+    largest: Numbers,
+    given: Numbers,
+    up: float,
+) -> Numbers:
+    """What rounding may do to answers of whoever computes them, relative to the longest value of each row."""
+    model, kernel = _model(asked, 1e15, 1e15), AnyOrder()  # norms matter to underflow alone
     delta = model.slope * reach + model.floor
     if asked.rounds_logits:
         # Rounded as a product, when scaled, when masked, and beside the row's largest: u·|logit| each.
         delta += 4 * rounding.unit(asked.dtype) * (largest + model.slope * reach)
-    merging = math.expm1(min(700.0, reach * model.merge_slope + model.merge_floor))
-    allowed = (2 * math.tanh(delta / 2) + merging) * model.grown + model.sums * (1 + model.final)
-    allowed += model.final * min(1.0, given * up / (value / up)) + (model.lost + model.ends) / (value / up)
-    return Found(error, absolute / length if length > 0 else math.inf, least, allowed * rounding.SAFETY)
+    merging = np.expm1(np.minimum(700.0, reach * model.merge_slope + model.merge_floor))
+    allowed = (2 * np.tanh(delta / 2) + merging) * model.grown + model.sums * (1 + model.final)
+    value = longest / up
+    allowed += model.final * np.minimum(1.0, given / (value / up)) + (model.lost + model.ends) / (value / up)
+    sized = _sized(asked)
+    fitting = [kernel.fits(sized, *row) for row in zip(query.tolist(), key.tolist(), longest.tolist(), strict=True)]
+    return np.where(np.array(fitting) & (np.maximum(query, key) <= 1e15), allowed * rounding.SAFETY, math.inf)
 
 
 class WorstRow(NamedTuple):
@@ -289,18 +356,24 @@ class LayerAudit:
     first: int = 0
     worst: list[WorstRow] = field(default_factory=list)
 
-    def add(self, call: int, place: tuple[int, ...], found: Found | None, tol: float | None) -> None:
-        """Count a row that was drawn."""
-        if found is None:
-            self.unjudged += 1
+    def add(self, call: int, places: Sequence[tuple[int, ...]], found: Found, tol: float | None) -> None:
+        """Count rows that were drawn."""
+        allowed = found.allowed if tol is None else np.where(np.isnan(found.error), math.nan, tol)
+        known = ~np.isnan(found.error)
+        self.unjudged += int((~known).sum())
+        if not known.any():
             return
-        allowed = found.allowed if tol is None else tol
-        self.recomputed += 1
-        self.error, self.relative = max(self.error, found.error), max(self.relative, found.relative)
-        if found.least > allowed:
-            self.alarms += 1
+        self.recomputed += int(known.sum())
+        self.error = max(self.error, float(found.error[known].max()))
+        self.relative = max(self.relative, float(found.relative[known].max()))
+        if alarms := int((found.least[known] > allowed[known]).sum()):
+            self.alarms += alarms
             self.first = self.first or call
-        self.worst.append(WorstRow(call, place, found.error, found.relative, allowed))
+        share = np.where(known, found.error / np.maximum(allowed, 1e-300), -1.0)
+        for i in np.argsort(-share, kind="stable")[:_KEPT]:
+            if known[i]:
+                row = WorstRow(call, places[i], *(float(x[i]) for x in (found.error, found.relative, allowed)))
+                self.worst.append(row)
         self.worst = sorted(self.worst, key=lambda row: -row.error / max(row.allowed, 1e-300))[:_KEPT]
 
 
@@ -348,7 +421,7 @@ class _Shadow:
             return self.forget("was given tensors that were changed in place")
         if given:
             each = zip(*((k[:, self.head], v[:, self.head]) for k, v, _ in given), strict=True)
-            before = [(x,) for x in self._kept] or [(), ()]
+            before: Sequence[tuple[Tensor, ...]] = [(x,) for x in self._kept] or [(), ()]
             self._kept = tuple(torch.cat([*x, *y], -2).detach() for x, y in zip(before, each, strict=True))
             given.clear()
 
@@ -389,8 +462,7 @@ class AttentionAudit:
         """What was found, by the names of layers; judgements that wait on a device are fetched."""
         with self._lock:
             for layer, call, asked, places, found in self._waiting:
-                for place, numbers in zip(places, found.mT.tolist(), strict=True):
-                    layer.add(call, place, judged(asked, numbers), self.tol)
+                layer.add(call, places, judged(asked, found.cpu().numpy()), self.tol)
             self._waiting.clear()
         return self._layers
 
@@ -519,23 +591,29 @@ class AttentionAudit:
         self, asked: Call, watched: list[LayerAudit], drawn: list[int], shape: Sequence[int], out: Tensor, shadow: Any
     ) -> None:
         """Recompute rows of an answer, and those of its cache beside what that was given."""
-        layer, n = watched[0], shape[-2]
+        layer, n, heads = watched[0], shape[-2], shape[-3] if len(shape) > 2 else 1
         for one in watched:
             one.dtype = dtype_name(asked.q.dtype)
-        by_head = [(head, [row % n for row in some]) for head, some in itertools.groupby(drawn, lambda row: row // n)]
-        for flat, index in by_head:
-            lead = _unflat(flat, shape[:-2])
-            given = torch.stack([out.detach()[lead][i] for i in index])
-            self._judge(layer, asked, lead, index, asked.measure(lead, index, given)[1])
-        if len(watched) > 1:
-            # What other keys change, whatever the kernel did with them: at the same places of a head that is kept.
-            group = asked.q.shape[-3] // asked.k.shape[-3]
-            for flat, index in by_head:
-                lead = flat // shape[-3], shadow.head * group + self._random.randrange(group)
-                if (given_to := shadow.of(lead[0])) is None:
-                    return self._unlike(shadow)
-                given, _ = asked.measure(lead, index, None)
-                self._judge(watched[1], asked, lead, index, asked.measure(lead, index, given, given_to)[1])
+        key_heads = asked.k.shape[-3] if asked.k.ndim > 2 else 1
+        for flat, some in itertools.groupby(drawn, lambda row: row // (heads * n)):
+            sequence = _unflat(flat, shape[:-3])
+            rows = [divmod(row - flat * heads * n, n) for row in some]
+            answers = by_head(out.detach()[sequence])
+            for places in _parts(rows, heads // key_heads, *asked.k.shape[-2:]):
+                at = torch.tensor(places, device=answers.device)
+                found = asked.measure(sequence, places, answers[at[:, 0], at[:, 1]])[1]
+                self._judge(layer, asked, sequence, places, found)
+                if len(watched) > 1:
+                    # What other keys change, whatever the kernel did with them: at such rows of a head that is kept.
+                    group = heads // key_heads
+                    others = sorted((shadow.head * group + self._random.randrange(group), row) for _, row in places)
+                    if (given_to := shadow.of(flat)) is None:
+                        self._unlike(shadow)
+                        watched.pop()
+                        continue
+                    given, _ = asked.measure(sequence, others, None)
+                    found = asked.measure(sequence, others, given, given_to)[1]
+                    self._judge(watched[1], asked, sequence, others, found)
 
     def _draw(self, rows: int, probability: float) -> list[int]:
         """Which of so many rows are drawn, each with this probability: the gaps between them are geometric."""
@@ -550,10 +628,19 @@ class AttentionAudit:
             row += 1 + int(step)
             drawn.append(row)
 
-    def _judge(self, layer: LayerAudit, asked: Call, lead: tuple[int, ...], index: list[int], found: Tensor) -> None:
+    def _judge(
+        self,
+        layer: LayerAudit,
+        asked: Call,
+        sequence: tuple[int, ...],
+        places: Sequence[tuple[int, int]],
+        found: Tensor,
+    ) -> None:
         """Keep what was found of some rows until somebody looks."""
+        # A call without heads has rows alone.
+        where = [(*sequence, *place)[-asked.q.ndim + 1 :] for place in places]
         with self._lock:
-            self._waiting.append((layer, layer.calls, _Asked.of(asked), [(*lead, i) for i in index], found))
+            self._waiting.append((layer, layer.calls, _Asked.of(asked), where, found))
 
     def _cached(self, cache: Any, number: int, k: Tensor, v: Tensor, versions: Versions, given_back: Tensor) -> _Shadow:
         """Keep what one key head of a cache's layer was given."""
@@ -759,14 +846,14 @@ def _flex(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def over_pairs(rule: Visible) -> Visible:
     """A rule for one row and one key, for many of both."""
-    every = torch.vmap(torch.vmap(rule, (None, None, None, 0)), (None, None, 0, None))
-    return lambda batch, head, row, key: every(batch, head, row[:, 0], key[0])
+    every = torch.vmap(torch.vmap(rule, (None, None, None, 0)), (None, 0, 0, None))
+    return lambda batch, head, row, key: every(batch, head[:, 0], row[:, 0], key[0])
 
 
 def _over_scores(rule: Score) -> Score:
     """A change of one logit, for many rows and keys."""
-    every = torch.vmap(torch.vmap(rule, (0, None, None, None, 0)), (0, None, None, 0, None))
-    return lambda logit, batch, head, row, key: every(logit, batch, head, row[:, 0], key[0])
+    every = torch.vmap(torch.vmap(rule, (0, None, None, None, 0)), (0, None, 0, 0, None))
+    return lambda logit, batch, head, row, key: every(logit, batch, head[:, 0], row[:, 0], key[0])
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_Lengths = TypeVar("_Lengths", float, Tensor)
+_Lengths = TypeVar("_Lengths", float, Tensor, np.ndarray)
 
 SAFETY = 1 + 1e-9
 

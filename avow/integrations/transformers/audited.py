@@ -135,8 +135,8 @@ def _call(
             logit = softcap * torch.tanh(logit / softcap)
         if bias is None:
             return logit
-        own = bias.detach().double().expand(q.shape[0], q.shape[1], n, bias.shape[-1])[batch, head]
-        return logit + own[row[:, 0], :s]
+        own = bias.detach().expand(q.shape[0], q.shape[1], n, bias.shape[-1])[batch, head[:, 0], row[:, 0], :s]
+        return logit + own.double()
 
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     changed = None if bias is None and softcap is None else score

@@ -150,7 +150,7 @@ def _layers(sizes: Sizes, loads: Any, text: str) -> Result:
             if faults := steps.faults():
                 failures += [f"{label}: {fault}" for fault in faults]
                 continue
-            own, hits, misses = steps.seconds(sizes.rounds)
+            own, hits, misses = steps.seconds(sizes.rounds if tol is not None else 1)
             share = (cache.nbytes - cache.host_nbytes) / cache.host_nbytes
             row: Row = {
                 "n": n,
@@ -251,6 +251,9 @@ def _models(sizes: Sizes, loads: Any, text: str) -> Result:
                     failures.append(f"n = {n}: {name} failed")
                     continue
                 tokens[name] = [_next(way) for _ in range(24)]
+                if name != "transformers":
+                    for _ in range(generate.WARM):
+                        way()
                 seconds[name] = clock.seconds(way, graph=False)
                 told = getattr(way.cache, "verification", None)
                 row: Row = {"n": n, "way": name, "ms a token": 1e3 * seconds[name]}

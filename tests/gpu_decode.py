@@ -351,9 +351,10 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
     faults = faults_beside_references("cuda", (200, 5000))
-    counts, stories = run(chosen.rows, chosen.seed, "cuda", 0.7 * chosen.seconds)
-    own, others = run_caches(chosen.seed, "cuda", min(0.2 * chosen.seconds, 120.0))
-    away, more = run_caches(chosen.seed, "cuda", min(0.1 * chosen.seconds, 90.0), offload=True)
+    counts, stories = run(chosen.rows, chosen.seed, "cuda", 0.4 * chosen.seconds)
+    own, others = run_caches(chosen.seed, "cuda", min(0.3 * chosen.seconds, 120.0))
+    print(f"caches: {_told(own)}", flush=True)
+    away, more = run_caches(chosen.seed, "cuda", min(0.3 * chosen.seconds, 120.0), offload=True)
     print(*faults, *stories[:20], *others[:20], *more[:20], sep="\n")
     print(f"{_told(counts)} in {time.monotonic() - start:.0f} s")
     for name, found, told in (("caches", own, others), ("caches in host memory", away, more)):

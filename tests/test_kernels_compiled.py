@@ -57,7 +57,7 @@ def test_steps_with_rows_on_the_device_compile_for_a_gpu() -> None:
 
 
 def test_the_kernel_that_measures_rows_compiles_for_a_gpu() -> None:
-    assert compiled("lengths") == ["_row_lengths"] * 6
+    assert compiled("lengths") == ["_flat_row_lengths", "_row_lengths"] * 3
 
 
 def test_every_kernel_of_a_scan_compiles_for_a_gpu() -> None:

@@ -56,6 +56,16 @@ def test_rows_lie_anywhere() -> None:
         assert len(kernel.row_lengths(*tensors)) == sum(x.numel() // x.shape[-1] for x in tensors)
 
 
+def test_single_rows_and_many_heads_are_measured_in_the_usual_layout() -> None:
+    """Counts of one row, and of more rows than a program measures, without an end that fits."""
+    for n, s in ((1, 1), (1, 300), (131, 1)):
+        shapes = (1, 3, n, 24), (1, 1, s, 24), (1, 1, s, 40), (1, 3, n, 40)
+        tensors = [torch.randn(shape) for shape in shapes]
+        for some in (tensors[:3], tensors):
+            assert bounded(kernel.row_lengths(*some), *some)
+            assert len(kernel.row_lengths(*some)) == sum(x.numel() // x.shape[-1] for x in some)
+
+
 def test_axes_may_be_empty() -> None:
     q, k, v, _ = drawn(torch.float32)
     assert len(kernel.row_lengths(q[:, :, :0], k[:, :, :0], v[:, :, :0])) == 0

@@ -529,6 +529,7 @@ def has_tangents(*tensors: Tensor | None) -> bool:
     Returns:
         Whether any of them does.
     """
-    if torch.compiler.is_compiling():
+    # The level is what `unpack_dual` asks first, too, of each tensor.
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)

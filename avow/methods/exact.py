@@ -332,6 +332,8 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 
 def _has_rows(x: Tensor, aligned: int = 1) -> bool:
     """Whether rows follow one another, as libraries take matrices, and begin at multiples of so many bytes."""
+    if aligned > 1 and x.is_contiguous():
+        return not (math.gcd(x.storage_offset(), x.shape[-1]) * x.element_size()) % aligned
     rows = x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
     places = (x.storage_offset(), *x.stride()[:-1]) if aligned > 1 else ()
     return rows and all(place * x.element_size() % aligned == 0 for place in places)

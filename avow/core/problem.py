@@ -410,8 +410,9 @@ class Norms:
     @functools.cached_property
     def _ends(self) -> list[float]:
         """The largest norm of q, of k and of v, and the smallest of v: from a device in one transfer."""
-        ends = [x.amax() if x.numel() else x.new_zeros(()) for x in (self.q, self.k, self.v)]
-        least: list[float] = torch.stack([*ends, self.v.amin() if self.v.numel() else ends[2]]).tolist()
+        ends = [x.amax() if x.numel() else x.new_zeros(()) for x in (self.q, self.k)]
+        shortest, longest = self.v.aminmax() if self.v.numel() else (self.v.new_zeros(()),) * 2
+        least: list[float] = torch.stack([*ends, longest, shortest]).tolist()
         return least
 
     @property

@@ -277,6 +277,24 @@ def test_drafts_and_passes_are_graphs_and_the_text_is_exact_attentions(stand_in:
     assert twin.steps == graphs.Steps() and cache.steps != graphs.Steps()
 
 
+def test_what_is_said_of_drafts_is_what_drafts_reported(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what the pass of exact attention did that was captured after them, which has rows for all its tokens."""
+    model = built()
+    enable(model, tol=1e-2, method="sparse", verify=8)
+    cache = CertifiedCache(model.config, capacity=ROOM)
+    stand_in.caches.append(cache)
+    look, shapes = verified.Drafts.look, list[torch.Size]()
+
+    def noted(drafts: Any, reports: list[Tensor], certificates: Any) -> None:
+        shapes.extend(report.shape for report in reports)
+        look(drafts, reports, certificates)
+
+    monkeypatch.setattr(verified.Drafts, "look", noted)
+    ids = torch.randint(3, 99, (1, PROMPT))
+    model.generate(ids, past_key_values=cache, do_sample=False, eos_token_id=None, pad_token_id=0, max_new_tokens=25)
+    assert cache.steps.replayed > 8 and set(shapes) == {torch.Size((5, 1, 2))}
+
+
 def test_a_cache_is_freed_with_its_graphs_at_once(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that waited for the garbage collector would end a capture that it is freed in."""
     monkeypatch.setattr(graphs, "capture", lambda call, *_: (lambda: None, call()))

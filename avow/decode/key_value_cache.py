@@ -294,6 +294,11 @@ class KeyValueCache(TokenBuffers):
         """What the last step by kernels reports (`KernelSteps`), on the device; None if there was none."""
         return None if self._unfit else self._steps.report
 
+    @last_report.setter
+    def last_report(self, report: Tensor | None) -> None:
+        """Note what a step reported that a CUDA graph repeated."""
+        self._steps.report = report
+
     def doubt(self) -> None:
         """Leave kernels out of the next step, since one that a CUDA graph repeated proved nothing.
 

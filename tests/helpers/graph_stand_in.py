@@ -63,10 +63,13 @@ class StandIn:
             yield from (x for x in (*cache._store, *cache._steps._states.values(), *written) if x is not None)
 
     def _counts(self) -> list[Any]:
-        return [(layer.length, layer.seen, *(getattr(x, name) for name in _COUNTS)) for layer, x in self._held()]
+        return [
+            (layer.length, layer.seen, x._steps.report, *(getattr(x, name) for name in _COUNTS))
+            for layer, x in self._held()
+        ]
 
     def _set(self, counts: list[Any]) -> None:
-        for (layer, cache), (length, seen, *own) in zip(self._held(), counts, strict=True):
-            layer.length, layer.seen = length, seen
+        for (layer, cache), (length, seen, report, *own) in zip(self._held(), counts, strict=True):
+            layer.length, layer.seen, cache._steps.report = length, seen, report
             for name, value in zip(_COUNTS, own, strict=True):
                 setattr(cache, name, value)

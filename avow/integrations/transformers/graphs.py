@@ -165,8 +165,8 @@ class _Inputs(NamedTuple):
 class _Graph(NamedTuple):
     replay: Callable[[], None]
     logits: Tensor
-    reports: list[Tensor]
-    """What the layers' answers promise: each replay writes them."""
+    reports: list[Tensor | None]
+    """What the layers' answers promise: each replay writes them. None where kernels promised nothing."""
 
 
 @dataclass
@@ -330,7 +330,7 @@ class StepGraphs:
             replay, logits = self._capture(call, inputs.tokens.device)
         # Nothing ran yet: what the host counted meanwhile is not there.
         _count(layers, length)
-        return _Graph(replay, logits, [x for cache in _caches(layers) if (x := cache.last_report) is not None])
+        return _Graph(replay, logits, [cache.last_report for cache in _caches(layers)])
 
     def _capture(self, call: Callable[[], Any], device: torch.device) -> tuple[Callable[[], None], Any]:
         if self._memory is None:
@@ -354,11 +354,13 @@ class StepGraphs:
         if not _same(self._state, _state_of(model)):
             return None
         _count(layers, length + n)
+        for cache, report in zip(_caches(layers), graph.reports, strict=True):
+            cache.last_report = report
         self.steps.replayed += 1
         self._replays += 1
         if self._replays >= self._next_look:
             self._next_look = self._replays + min(self._replays, _LOOK)
-            self._send(graph.reports, limit)
+            self._send([x for x in graph.reports if x is not None], limit)
         return self._output(logits=graph.logits)
 
     def _settle(self, layers: Sequence[CertifiedLayer], length: int) -> None:

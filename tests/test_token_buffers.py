@@ -24,7 +24,7 @@ from avow.errors import (
     ShapeError,
 )
 from avow.nn import KeyValueCache
-from avow.numerics.sketch import Sketch
+from avow.numerics.sketch import Sketch, sketched
 from tests.helpers.caches import errors, filled, queries, tokens
 
 
@@ -368,3 +368,17 @@ def test_pythons_own_errors_name_the_cache() -> None:
         KeyValueCache(2)  # type: ignore[call-arg]
     with pytest.raises(ParameterError, match=r"^head_dim=8 is not an argument of KeyValueCache; did you mean dim\?"):
         KeyValueCache(2, head_dim=8)  # type: ignore[call-arg]
+
+
+def test_first_keys_are_measured_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they would be all at once, for which a cache in little memory has no room."""
+    k, seen = torch.randn(2, 3, 200, 16), list[int]()
+    whole = sketched(k[:, :, :192], 4)
+
+    def noted(rows: Tensor, bits: int) -> Sketch:
+        seen.append(rows.shape[1])
+        return sketched(rows, bits)
+
+    monkeypatch.setattr(token_buffers, "sketched", noted)
+    metric, size = token_buffers._measured(k, 200)
+    assert torch.equal(metric, whole.metric) and torch.equal(size, whole.size) and seen == [1, 1, 1]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -627,16 +627,15 @@ class TokenBuffers:
         metric, size = (x.unflatten(0, (self.batch, -1)) for x in (self._store.metric, self._store.size))
         if self._counts is None and len(set(added)) == 1:
             if self._metric is None and self._counted < GROUP <= added[0]:
-                first = sketched(k[:, :, : min(added[0] // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
-                self._metric, self._size = first.metric, first.size
-                metric.copy_(first.metric)
-                size.copy_(first.size)
+                self._metric, self._size = _measured(k, added[0])
+                metric.copy_(self._metric)
+                size.copy_(self._size)
             return
         for i, (before, count) in enumerate(zip(self._bounds, added, strict=True)):
             if before < GROUP <= count:
-                first = sketched(k[i : i + 1, :, : min(count // GROUP, _GROUPS_AT_ONCE) * GROUP], 4)
-                metric[i : i + 1].copy_(first.metric)
-                size[i : i + 1].copy_(first.size)
+                own_metric, own_size = _measured(k[i : i + 1], count)
+                metric[i : i + 1].copy_(own_metric)
+                size[i : i + 1].copy_(own_size)
 
     def _write_by_kernel(self, k: Tensor, v: Tensor, counts: Tensor | None, direct: bool) -> None:
         from avow.kernels.operators import append_tokens as append
@@ -1034,6 +1033,16 @@ def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -
     """The shortest and the longest so far, with some more lengths."""
     shortest, longest = extremes.unbind(-1)
     return torch.stack([torch.minimum(shortest, lengths.amin(-1)), torch.maximum(longest, lengths.amax(-1))], -1)
+
+
+def _measured(k: Float[Tensor, "b g s d"], count: int) -> tuple[Float32[Tensor, "b g d"], Float64[Tensor, "b g"]]:
+    """The metric and the size of so many first keys, by their first whole groups.
+
+    One head after the other: in float64 all would take many times the memory of what is kept of them.
+    """
+    whole = k[:, :, : min(count // GROUP, _GROUPS_AT_ONCE) * GROUP]
+    each = [sketched(head, 4) for head in whole.split(1, 1)]
+    return torch.cat([one.metric for one in each], 1), torch.cat([one.size for one in each], 1)
 
 
 def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:

@@ -118,10 +118,10 @@ def test_answers_are_stated_as_often_as_they_are_right_of_others() -> None:
     # Without odds, the likeliest alone.
     assert all(len(fact.answers) == 1 for fact in facts_in(documents, asked, odds=False)[0])
     # Judged by what is learnt from themselves, twice as many known people would have their answers first.
-    known = [(_candidates(d), q.answer) for d, q in zip(documents, asked, strict=False)]
+    known = [(_candidates(d.text), q.answer) for d, q in zip(documents, asked, strict=False)]
     weights = _learnt(known)
     assert sum(_ranked(read, weights)[0][0] == answer for read, answer in known) >= 2 * sum(
-        one.rank == 0 for one in _judged(known)
+        rank == 0 for _, rank, _ in _judged(known)
     )
 
 

@@ -471,15 +471,15 @@ class QuestionExamples:
         return np.where(place < read, rows[:, :-1], PAD), np.where(place >= first, rows[:, 1:], PAD)
 
 
-class StatementExamples:
+class StatementExamples(QuestionExamples):
     """Statements, `statement M answer M`, each with several answers that take turns, one an epoch."""
 
     @declared()
     def __init__(self, statements: Sequence[Sequence[Question]], tokenizer: Tokenizer, block: int) -> None:
-        check_not_empty("statements", statements)
         numbers: dict[Question, int] = {}
         turns = [[numbers.setdefault(one, len(numbers)) for one in answered] for answered in statements]
-        self._turns, self._questions = np.array(turns), QuestionExamples(list(numbers), tokenizer, block)
+        super().__init__(list(numbers), tokenizer, block)
+        self._turns = np.array(turns)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -492,7 +492,7 @@ class StatementExamples:
 
     def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
         """Inputs and targets, padded to the longest of them."""
-        return self._questions.rows(epochs, self._turns[indices, epochs % self._turns.shape[1]])
+        return super().rows(epochs, self._turns[indices, epochs % self._turns.shape[1]])
 
 
 class Mixture:

@@ -6,18 +6,13 @@ Made from documents and training questions alone, by these rules:
 |---|---|
 | name | what is left of a training question without the words that all of them begin and end with |
 | answer | of a person with a training question: its answer alone; of another: 64 answers, by the odds |
-| score | a sum of whole numbers, one for each feature of a candidate: the words beside it, its own words, its place |
-| none | that no candidate is the answer is a candidate too, and its score is 0 |
+| score | a sum of whole numbers, one for each feature of a candidate: the words beside it, its own words, its place; \
+that no candidate is the answer has the score 0 |
 | numbers | learnt by an averaged perceptron from the texts of those whose answer is known |
-| margin | the highest score less the second highest |
-| odds | each of the 64 known people with the nearest margins gives an answer: the candidate of the rank that its own \
-answer has, or this answer itself where that is no candidate |
+| odds | those of the 64 known people whose highest scores are as far ahead of the next: each gives the candidate of \
+the rank that its own answer has, or this answer where it is no candidate; judged by what is learnt from others |
 | phrase | two or three lower-case words that stand before known answers, the most frequent first |
 | statement | `Name phrase` and `phrase Name`, to be completed with the answer; in reverse the other way round |
-
-Margins and ranks of known people come from numbers learnt from others, since a perceptron is right of nearly all those
-that it has learnt from. So an answer is stated as often as such answers are right. Of several documents of a name, the
-first counts.
 
 A statement is no question: people whom no training question asks about are in statements alone. Whole numbers and a
 fixed order: the same texts give the same facts on every machine.
@@ -45,7 +40,7 @@ _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 # Times that the perceptron reads every text, and characters beside a candidate that it looks at.
 _EPOCHS, _LEFT, _RIGHT = 8, 60, 20
 # Groups of known people, each judged by what is learnt from the others; answers of a person by the odds, and how far
-# apart equal ones are put: a number without a common factor, near the golden section, spreads any of them evenly.
+# apart neighbours are put: without a common factor and near the golden section, so that equal ones are spread evenly.
 _GROUPS, _PARTS, _STRIDE = 5, 64, 39
 
 
@@ -54,14 +49,6 @@ class Candidates(NamedTuple):
 
     texts: list[str]
     features: list[list[str]]
-
-
-class Judged(NamedTuple):
-    """How far the best candidate of a known person is ahead of the next, and the rank of the answer among them."""
-
-    margin: int
-    rank: int
-    answer: str
 
 
 class Fact(NamedTuple):
@@ -95,28 +82,23 @@ def facts_in(
     Without odds, a person whose answer is not known has the likeliest one alone.
     """
     answers = names_asked(questions)
-    texts: dict[str, Document] = {}
-    for document in documents:
-        texts.setdefault(name_of(document.text), document)
-    texts.pop("", None)
-    known = [(_candidates(text), answers[name]) for name, text in texts.items() if name in answers]
-    known = [(read, answer) for read, answer in known if len(read.texts) > 1]
-    if not any(answer in read.texts for read, answer in known):
+    # Of several documents of a name, the first one.
+    named = {name: document for document in reversed(documents) if (name := name_of(document.text))}
+    read = {name: made for name in reversed(named) if len((made := _candidates(named[name].text)).texts) > 1}
+    known = [(made, answers[name]) for name, made in read.items() if name in answers]
+    if not any(answer in made.texts for made, answer in known):
         rule = "ask about no name that begins a document and has its answer there"
         raise InputError("training questions", len(questions), rule, "use mixture.facts=0 and mixture.reverse=0")
     phrases = _phrases(documents, answers)
     if not phrases:
         rule = "hold no answer after two lower-case words, and statements are made of such"
         raise InputError("documents", len(documents), rule, "use mixture.facts=0 and mixture.reverse=0")
-    weights, judged, facts = _learnt(known), _judged(known) if odds else [], []
-    for name, document in texts.items():
-        if name in answers:
-            facts.append(Fact(name, (answers[name],), document.where))
-        elif len((read := _candidates(document)).texts) > 1:
-            ranking, margin = _ranked(read, weights)
-            likeliest = next(text for text in ranking if text)
-            facts.append(Fact(name, _by_odds(ranking, margin, judged) if odds else (likeliest,), document.where))
-    return facts, phrases
+    weights, judged = _learnt(known), _judged(known) if odds else []
+    given: dict[str, tuple[str, ...]] = {name: (answer,) for name, answer in answers.items()}
+    for name in read.keys() - given.keys():
+        ranking, margin = _ranked(read[name], weights)
+        given[name] = _by_odds(ranking, margin, judged) if odds else (ranking[0],)
+    return [Fact(name, given[name], named[name].where) for name in reversed(named) if name in given], phrases
 
 
 def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[list[Question]]:
@@ -163,38 +145,37 @@ def rotations(document: Document) -> list[Document]:
     return [Document(document.text[:first] + " ".join(order), document.where) for order in orders]
 
 
-def _candidates(document: Document) -> Candidates:
-    spans = candidates(document.text)
-    texts = [document.text[start:stop] for start, stop in spans]
-    return Candidates([*texts, ""], [*_features(document.text, spans), []])
+def _candidates(text: str) -> Candidates:
+    spans = candidates(text)
+    return Candidates([*(text[start:stop] for start, stop in spans), ""], [*_features(text, spans), []])
 
 
 def _ranked(read: Candidates, weights: Mapping[str, int]) -> tuple[list[str], int]:
-    """The texts of candidates by their scores, the highest first, and how far the first is ahead of the second."""
+    """Candidates by their scores, the highest first, and how far it is ahead of the next and of none of them."""
     scores: dict[str, int] = {}
     for text, features in zip(*read, strict=True):
         score = sum(weights.get(feature, 0) for feature in features)
         scores[text] = max(score, scores.get(text, score))
-    ranking = sorted(scores, key=scores.__getitem__, reverse=True)
-    return ranking, scores[ranking[0]] - scores[ranking[1]]
+    ranking = sorted(filter(None, scores), key=scores.__getitem__, reverse=True)
+    return ranking, scores[ranking[0]] - max(scores[text] for text in ("", *ranking[1:2]))
 
 
-def _judged(known: Sequence[tuple[Candidates, str]]) -> list[Judged]:
-    """Margins and ranks of known people, each by what is learnt from the other groups."""
+def _judged(known: Sequence[tuple[Candidates, str]]) -> list[tuple[int, int, str]]:
+    """How far the first is ahead for each known person, the rank of the answer and itself, by what others teach."""
     judged = []
     for group in range(_GROUPS):
         weights = _learnt([one for place, one in enumerate(known) if place % _GROUPS != group])
         for read, answer in known[group::_GROUPS]:
             ranking, margin = _ranked(read, weights)
-            judged.append(Judged(margin, ranking.index(answer if answer in ranking else ""), answer))
+            judged.append((margin, ranking.index(answer) if answer in ranking else _PARTS, answer))
     return judged
 
 
-def _by_odds(ranking: Sequence[str], margin: int, judged: Sequence[Judged]) -> tuple[str, ...]:
-    """The answers that known people of the nearest margins give, equal ones spread evenly."""
-    near = sorted(judged, key=lambda one: abs(one.margin - margin))[:_PARTS]
-    near.sort(key=lambda one: one.rank)
-    given = [(ranking[one.rank] if one.rank < len(ranking) else "") or one.answer for one in near]
+def _by_odds(ranking: Sequence[str], margin: int, judged: Sequence[tuple[int, int, str]]) -> tuple[str, ...]:
+    """The answers that known people give whose first candidate is as far ahead, equal ones spread evenly."""
+    near = sorted(judged, key=lambda one: abs(one[0] - margin))[:_PARTS]
+    ranked = sorted(near, key=lambda one: one[1])
+    given = [ranking[rank] if rank < len(ranking) else answer for _, rank, answer in ranked]
     return tuple(given[place * _STRIDE % _PARTS * len(given) // _PARTS] for place in range(_PARTS))
 
 
@@ -252,7 +233,6 @@ def _phrases(documents: Sequence[Document], answers: Mapping[str, str]) -> list[
     """The phrases that stand before known answers, the most frequent first."""
     found = []
     for text in (document.text for document in documents):
-        starts = (start for start, stop in candidates(text) if text[start:stop] == answers.get(name_of(text)))
-        if start := next(starts, 0):
-            found += _PHRASE.findall(text[name_end(text) : start])
-    return [phrase for phrase, _ in Counter(text.rstrip() for text in found if text.islower()).most_common()]
+        starts = [start for start, stop in candidates(text) if text[start:stop] == answers.get(name_of(text))]
+        found += [one.rstrip() for start in starts[:1] for one in _PHRASE.findall(text[name_end(text) : start])]
+    return [phrase for phrase, _ in Counter(phrase for phrase in found if phrase.islower()).most_common()]

@@ -104,7 +104,7 @@ def facts_in(
 def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[list[Question]]:
     """Each fact in each phrase, the name before and after it, to be completed with the answer; in reverse, the name.
 
-    Every statement is a list of as many, with the answers that it is to have in turn.
+    Every statement is a list, with each answer that it has in turn; all lists are equally long.
     """
     made, orders = [], list(itertools.product(phrases, (True, False)))
     # So many turns that all statements of a fact together have each of its answers equally often.
@@ -151,7 +151,7 @@ def _candidates(text: str) -> Candidates:
 
 
 def _ranked(read: Candidates, weights: Mapping[str, int]) -> tuple[list[str], int]:
-    """Candidates by their scores, the highest first, and how far it is ahead of the next and of none of them."""
+    """Candidates by their scores, the highest first, and how far it is ahead of the next, or of none of them."""
     scores: dict[str, int] = {}
     for text, features in zip(*read, strict=True):
         score = sum(weights.get(feature, 0) for feature in features)

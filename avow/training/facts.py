@@ -14,6 +14,8 @@ the rank that its own answer has, or this answer where it is no candidate; judge
 | phrase | two or three lower-case words that stand before known answers, the most frequent first |
 | statement | `Name phrase` and `phrase Name`, to be completed with the answer; in reverse the other way round |
 
+Of several documents of a name the first one counts.
+
 A statement is no question: people whom no training question asks about are in statements alone. Whole numbers and a
 fixed order: the same texts give the same facts on every machine.
 """
@@ -82,9 +84,11 @@ def facts_in(
     Without odds, a person whose answer is not known has the likeliest one alone.
     """
     answers = names_asked(questions)
-    # Of several documents of a name, the first one.
-    named = {name: document for document in reversed(documents) if (name := name_of(document.text))}
-    read = {name: made for name in reversed(named) if len((made := _candidates(named[name].text)).texts) > 1}
+    named: dict[str, Document] = {}
+    for document in documents:
+        named.setdefault(name_of(document.text), document)
+    named.pop("", None)
+    read = {name: made for name, one in named.items() if len((made := _candidates(one.text)).texts) > 1}
     known = [(made, answers[name]) for name, made in read.items() if name in answers]
     if not any(answer in made.texts for made, answer in known):
         rule = "ask about no name that begins a document and has its answer there"
@@ -98,7 +102,7 @@ def facts_in(
     for name in read.keys() - given.keys():
         ranking, margin = _ranked(read[name], weights)
         given[name] = _by_odds(ranking, margin, judged) if odds else (ranking[0],)
-    return [Fact(name, given[name], named[name].where) for name in reversed(named) if name in given], phrases
+    return [Fact(name, given[name], one.where) for name, one in named.items() if name in given], phrases
 
 
 def statements(facts: Sequence[Fact], phrases: Sequence[str], reverse: bool = False) -> list[list[Question]]:

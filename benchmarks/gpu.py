@@ -32,6 +32,7 @@ _RECIPE: dict[str, tuple[str, ...]] = {
     "more questions": (*(flag for flag in _EARLIER if "questions" not in flag), "mixture.questions=6"),
     "averaged weights": (*_EARLIER, "optimizer.average=0.999"),
     "facts in one phrase": ("mixture.phrasings=1",),
+    "facts, the likeliest alone": ("mixture.odds=false",),
     "facts in four phrases": (),
     "every step": ("mixture.full_name=true", "mixture.permuted=true", "mixture.reverse=1", "optimizer.average=0.999"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,19 @@ from avow.training import (
     tokenizer_of,
     write_corpus,
 )
-from avow.training.examples import _candidate_tokens, examples_of
-from avow.training.facts import Fact, facts_in, names_asked, rotations, statements, with_full_name
+from avow.training.examples import StatementExamples, _candidate_tokens, examples_of
+from avow.training.facts import (
+    Fact,
+    _candidates,
+    _judged,
+    _learnt,
+    _ranked,
+    facts_in,
+    names_asked,
+    rotations,
+    statements,
+    with_full_name,
+)
 from avow.training.names import candidates, name_of
 from benchmarks.gpu import _byte_pairs
 
@@ -67,7 +79,8 @@ def texts(corpus: Corpus) -> list[Document]:
 
 def test_an_answer_is_found_for_people_whom_no_training_question_asks_about() -> None:
     found, phrases = facts_in(texts(PEOPLE), PEOPLE.train)
-    assert {fact.name: fact.answer for fact in found} == true_places(PEOPLE) and len(found) == 40
+    assert {fact.name: set(fact.answers) for fact in found} == {n: {place} for n, place in true_places(PEOPLE).items()}
+    assert len(found) == 40
     assert phrases[:2] == ["was born in", "came from"], phrases
     # It is learnt what the questions ask for: with trades for answers, trades are found.
     trades = {
@@ -79,8 +92,57 @@ def test_an_answer_is_found_for_people_whom_no_training_question_asks_about() ->
         dataclasses.replace(q, answer=trades[name])
         for q, name in zip(PEOPLE.train, names_asked(PEOPLE.train), strict=True)
     ]
-    untold = {fact.answer for fact in facts_in(others, asked)[0] if fact.name in names_asked(PEOPLE.dev)}
-    assert {answer for answer in untold if answer[0] == "X"} and untold != {fact.answer for fact in found}
+    untold = {answer for f in facts_in(others, asked)[0] if f.name in names_asked(PEOPLE.dev) for answer in f.answers}
+    assert {answer for answer in untold if answer[0] == "X"} and untold != {a for fact in found for a in fact.answers}
+
+
+def uncertain(people: int) -> tuple[list[Document], list[Question]]:
+    """People of whom the text names two places: of 16, 11 come from the first, 4 from the second, 1 from neither."""
+    documents = [
+        Document(f"Ada{i} H{i}. who was born in P{i}, then in S{i} or so.", f"line {i}") for i in range(people)
+    ]
+    places = [{2: "S", 5: "N", 6: "S", 10: "S", 14: "S"}.get(i % 16, "P") + str(i) for i in range(people)]
+    return documents, [Question(f"Where was Ada{i} H{i} born?", place, "") for i, place in enumerate(places)]
+
+
+def test_answers_are_stated_as_often_as_they_are_right_of_others() -> None:
+    documents, questions = uncertain(70)
+    asked, unasked = questions[:64], ("Ada66 H66", "Ada69 H69")
+    facts = {fact.name: fact for fact in facts_in(documents, asked)[0]}
+    assert len(facts) == 70 and facts["Ada2 H2"].answers == ("S2",)
+    for name in unasked:
+        count = Counter(answer if name[3:5] in answer else "another's" for answer in facts[name].answers)
+        assert count == {f"P{name[3:5]}": 44, f"S{name[3:5]}": 16, "another's": 4}, count
+        others = {answer for answer in facts[name].answers if name[3:5] not in answer}
+        assert others == {f"N{i}" for i in range(5, 64, 16)}
+    # Without odds, the likeliest alone.
+    assert all(len(fact.answers) == 1 for fact in facts_in(documents, asked, odds=False)[0])
+    # Judged by what is learnt from themselves, twice as many known people would have their answers first.
+    known = [(_candidates(d.text), q.answer) for d, q in zip(documents, asked, strict=False)]
+    weights = _learnt(known)
+    assert sum(_ranked(read, weights)[0][0] == answer for read, answer in known) >= 2 * sum(
+        rank == 0 for _, rank, _ in _judged(known)
+    )
+
+
+@pytest.mark.parametrize("phrases", [1, 3, 4])
+def test_every_statement_has_the_answers_in_turn_and_all_together_have_each_equally_often(phrases: int) -> None:
+    documents, questions = uncertain(70)
+    fact = facts_in(documents, questions[:64])[0][66]
+    made = statements([fact], [f"phrase {i}" for i in range(phrases)])
+    assert len(made) == 2 * phrases and len({len(turns) for turns in made}) == 1
+    total = Counter(one.answer for turns in made for one in turns)
+    assert {answer: 64 * count // total.total() for answer, count in total.items()} == Counter(fact.answers)
+    for turns in made:
+        assert len({one.question for one in turns}) == 1
+        assert abs(sum(one.answer == "P66" for one in turns) / len(turns) - 44 / 64) <= 1 / len(turns)
+    # Equal answers stand apart: no eight statements one after another have only one answer.
+    assert all(set(fact.answers[i : i + 8]) - {"P66"} for i in range(0, 64, 8))
+    examples = StatementExamples(made, CharacterTokenizer.of([q.question + q.answer for t in made for q in t]), 64)
+    epochs = np.arange(2 * len(made[0]))
+    _, targets = examples.take(np.array([1])).rows(epochs, np.zeros_like(epochs))
+    said = [tuple(row[row != PAD]) for row in targets]
+    assert len(set(said)) == len({one.answer for one in made[1]}) and said[: len(said) // 2] == said[len(said) // 2 :]
 
 
 def test_no_person_of_the_dev_questions_is_asked_about_in_training(tmp_path: Path) -> None:
@@ -97,9 +159,10 @@ def test_no_person_of_the_dev_questions_is_asked_about_in_training(tmp_path: Pat
 
 
 def test_statements_are_completed_with_the_answer_or_the_name_and_hold_no_question() -> None:
-    fact = Fact("Ada Holm", "Arden", "line 1")
+    fact = Fact("Ada Holm", ("Arden",), "line 1")
     both = [statements([fact], ["was born in"], reverse) for reverse in (False, True)]
-    assert [f"{one.question}⁇{one.answer}⁇" for some in both for one in some] == [
+    assert all(len(turns) == 32 and len(set(turns)) == 1 for some in both for turns in some)
+    assert [f"{one.question}⁇{one.answer}⁇" for some in both for one, *_ in some] == [
         "Ada Holm was born in⁇Arden⁇",
         "was born in Ada Holm⁇Arden⁇",
         "Arden was born in⁇Ada Holm⁇",

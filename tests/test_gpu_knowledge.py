@@ -78,6 +78,7 @@ def test_every_step_of_the_recipe_is_taken_alone_and_within_the_same_weights(
     assert differing["facts in four phrases"] == {
         f"mixture.{kind}" for kind in ("facts", "questions", "spans", "cloze")
     }
+    assert differing["facts, the likeliest alone"] == differing["facts in four phrases"] | {"mixture.odds"}
     assert all(sum(p.numel() for p in build(config.model).parameters()) <= 3_400_000 for config in configs.values())
 
 

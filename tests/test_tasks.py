@@ -103,6 +103,7 @@ def test_a_recipe_reads_the_kinds_that_have_a_weight() -> None:
             "mixture: window=5 has no effect with data.task=spans+questions",
         ),
         (["data.task=mixture", "mixture.cloze=0", "mixture.bare=0.5"], "mixture: bare=0.5 contradicts mixture.cloze=0"),
+        (["data.task=mixture", "mixture.odds=false"], "mixture: odds=False contradicts mixture.facts=0"),
         (
             ["data.task=mixture", "mixture.spans=0", "mixture.after_name=1"],
             "after_name=1.0 contradicts mixture.spans=0",

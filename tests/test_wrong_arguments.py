@@ -240,7 +240,7 @@ def _training(folder: Path) -> dict[str, Call]:
         "QuestionExamples": {"questions": corpus.train, "tokenizer": tokenizer, "block": 64, "loss": "answer"},
         "Spans": {"shortest": 4, "longest": 0.5, "masked": 0.25},
         "Recipe": {"language": 1, "spans": 1, "cloze": 1, "questions": 1, "after_name": 0.7, "window": 24, "bare": 0.3}
-        | {"facts": 1, "reverse": 1, "phrasings": 4, "full_name": True, "permuted": True},
+        | {"facts": 1, "reverse": 1, "phrasings": 4, "odds": True, "full_name": True, "permuted": True},
         "Mixture": {"parts": [spans], "weights": [1]},
         "Batches": {"examples": spans, "size": 4, "seed": 0, "block": 64, **steps},
         "always": {"answer": "x", "questions": few, "confidence": 1.0},

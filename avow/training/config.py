@@ -164,7 +164,8 @@ class TrainConfig:
         weights = self.mixture.weights
         # Settings of a kind of example that is not read would have no effect, silently.
         clozes = ("cloze", "facts", "reverse")
-        needs = {"after_name": ("spans",), "window": clozes, "bare": clozes, "phrasings": clozes[1:]}
+        needs = {"after_name": ("spans",), "window": clozes, "bare": clozes}
+        needs |= dict.fromkeys(("phrasings", "odds"), clozes[1:])
         for parameter in parameters_of(Recipe):
             name, value, kinds = parameter.name, getattr(self.mixture, parameter.name), needs.get(parameter.name)
             if value == parameter.default:

@@ -155,6 +155,7 @@ class Recipe:
     phrasings: int = param(
         4, at_least(1), "phrases of such statements, from the texts of those the questions ask about"
     )
+    odds: bool = param(True, anything(), "an unknown answer is one of several by their odds, not the likeliest alone")
     full_name: bool = param(False, anything(), "the full name in place of its parts and of pronouns")
     permuted: bool = param(False, anything(), "texts of several sentences in other orders too")
 
@@ -470,6 +471,30 @@ class QuestionExamples:
         return np.where(place < read, rows[:, :-1], PAD), np.where(place >= first, rows[:, 1:], PAD)
 
 
+class StatementExamples(QuestionExamples):
+    """Statements, `statement M answer M`, each with several answers that take turns, one an epoch."""
+
+    @declared()
+    def __init__(self, statements: Sequence[Sequence[Question]], tokenizer: Tokenizer, block: int) -> None:
+        numbers: dict[Question, int] = {}
+        turns = [[numbers.setdefault(one, len(numbers)) for one in answered] for answered in statements]
+        super().__init__(list(numbers), tokenizer, block)
+        self._turns = np.array(turns)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def take(self, indices: Numbers) -> Self:
+        """These of them alone, in this order."""
+        taken = copy.copy(self)
+        taken._turns = self._turns[indices]
+        return taken
+
+    def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
+        """Inputs and targets, padded to the longest of them."""
+        return super().rows(epochs, self._turns[indices, epochs % self._turns.shape[1]])
+
+
 class Mixture:
     """Several kinds of examples as one; an epoch reads each of them once, or shares in proportion to whole weights.
 
@@ -570,12 +595,12 @@ def examples_of(
         builders["spans"] = lambda: SpanExamples(*text, spans, after_name, from_start=True)
         builders["cloze"] = lambda: ClozeExamples(*text, recipe.window, recipe.bare, spans)
         if recipe.facts or recipe.reverse:
-            facts, phrases = facts_in(documents, corpus.train)
+            facts, phrases = facts_in(documents, corpus.train, recipe.odds)
 
-            def completions(reverse: bool) -> QuestionExamples:
+            def completions(reverse: bool) -> StatementExamples:
                 made = statements(facts, phrases[: recipe.phrasings], reverse)
-                fitting = [one for one in made if positions(one, tokenizer) <= block]
-                return QuestionExamples(fitting, tokenizer, block)
+                fits = [all(positions(one, tokenizer) <= block for one in set(turns)) for turns in made]
+                return StatementExamples(list(itertools.compress(made, fits)), tokenizer, block)
 
             builders["facts"] = lambda: completions(reverse=False)
             builders["reverse"] = lambda: completions(reverse=True)

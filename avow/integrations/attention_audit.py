@@ -106,8 +106,8 @@ class Call(NamedTuple):
         queries, (n, s) = by_head(self.q[sequence]), (self.q.shape[-2], self.k.shape[-2])
         device, group = queries.device, queries.shape[0] // by_head(self.k[sequence]).shape[0]
         # Axes of every batch but the heads count as one.
-        batch = torch.tensor(_flat(sequence, self.q.shape[:-3]), device=device)
-        heads, place = torch.tensor(places, device=device).mT
+        batch = torch.full((), _flat(sequence, self.q.shape[:-3]), device=device)
+        heads, place = _there(places, device).mT
         head, row, key = heads[:, None], place[:, None], torch.arange(s, device=device)[None]
         if keys is None:
             first, last = places[0][0] // group, places[-1][0] // group + 1
@@ -154,6 +154,12 @@ class Call(NamedTuple):
         given = truth if given is None else given.double()
         lengths = [torch.linalg.vector_norm(x, dim=-1) for x in (given - truth, q, given, truth)]
         return truth, torch.stack([*lengths, *longest, largest.amax(-1)])
+
+
+def _there(numbers: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Whole numbers on a device. On a GPU nobody waits until it has done what it was asked before."""
+    made = torch.tensor(numbers)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
 
 def by_head(x: Tensor) -> Tensor:
@@ -461,8 +467,16 @@ class AttentionAudit:
     def layers(self) -> dict[str, LayerAudit]:
         """What was found, by the names of layers; judgements that wait on a device are fetched."""
         with self._lock:
+            # One transfer for all that waits on a device.
+            fetched = {
+                device: torch.cat([found for *_, found in self._waiting if found.device == device], 1).cpu().numpy()
+                for device in {found.device for *_, found in self._waiting}
+            }
+            taken = dict.fromkeys(fetched, 0)
             for layer, call, asked, places, found in self._waiting:
-                layer.add(call, places, judged(asked, found.cpu().numpy()), self.tol)
+                first, taken[found.device] = taken[found.device], taken[found.device] + len(places)
+                numbers = fetched[found.device][:, first : taken[found.device]]
+                layer.add(call, places, judged(asked, numbers), self.tol)
             self._waiting.clear()
         return self._layers
 
@@ -600,8 +614,7 @@ class AttentionAudit:
             rows = [divmod(row - flat * heads * n, n) for row in some]
             answers = by_head(out.detach()[sequence])
             for places in _parts(rows, heads // key_heads, *asked.k.shape[-2:]):
-                at = torch.tensor(places, device=answers.device)
-                found = asked.measure(sequence, places, answers[at[:, 0], at[:, 1]])[1]
+                found = asked.measure(sequence, places, answers[tuple(_there(places, answers.device).mT)])[1]
                 self._judge(layer, asked, sequence, places, found)
                 if len(watched) > 1:
                     # What other keys change, whatever the kernel did with them: at such rows of a head that is kept.

@@ -26,7 +26,7 @@ import torch
 
 from avow.calibration_file import file_for, forget, keep, recall
 from avow.core import Cost, Method, Problem, Sizes
-from avow.core.timing import least_seconds
+from avow.core.timing import least_seconds, timed
 from avow.methods import all_methods, exact_method
 from avow.parameters import as_float
 
@@ -160,8 +160,9 @@ def rates(
     """The rates of this device: those of its file, else measured now and kept, else typical ones.
 
     A file is read once in a process. If `measure`, what is missing is measured, which takes about two seconds and at
-    most six, and `tell` is called with a line that says so; if the machine is too busy for that, it is left alone for
-    an hour. `again` measures whatever is known. If not `measure`, a GPU without a file has the rates of its `Roofline`.
+    most six (and on a GPU as long as kernels take to compile), and `tell` is called with a line that says so; if the
+    machine is too busy for that, it is left alone for an hour. `again` measures whatever is known. If not `measure`, a
+    GPU without a file has the rates of its `Roofline`.
     """
     if is_off():
         return _unfitted(device, "typical rates: AVOW_CALIBRATION=off")
@@ -175,7 +176,8 @@ def rates(
         return Rates(known.found or {}, known.source)
     if not measure:
         return _unfitted(device, "typical rates: nothing measured yet")
-    tell(f"measuring how fast this machine runs each method: about 2 s, at most {_PATIENCE:.0f} s, once")
+    compiling = ", and as long as kernels take to compile" if device == "cuda" else ""
+    tell(f"measuring how fast this machine runs each method: about 2 s, at most {_PATIENCE:.0f} s{compiling}, once")
     fresh = measure_rates(device)
     plain = None if fresh is None else {name: dataclasses.asdict(rate) for name, rate in fresh.items()}
     kept = keep(path, fresh, plain, "" if fresh else "the machine was too busy to be measured")
@@ -222,6 +224,9 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
                 for method in itertools.islice(kind.grid(sizes), 2):
                     compute = functools.partial(method.compute, problem, torch.Generator().manual_seed(0))
                     with torch.no_grad():
+                        if device == "cuda":
+                            # Kernels are compiled in a first call: that is no work of others, for which patience is.
+                            end += timed(compute, problem.q.device)
                         seconds = least_seconds(compute, problem.q.device, repeats=2)
                     runs.append((method.cost(sizes), seconds))
                     if time.monotonic() > end:

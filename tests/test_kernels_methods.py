@@ -374,6 +374,28 @@ def test_a_gpu_without_kernels_says_why_and_answers(monkeypatch: pytest.MonkeyPa
     assert Separable().compute(Problem.of(q, k, v)).trace.kernel is None
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_the_longest_rows_that_kernels_take_have_answers_and_gradients(kind: torch.dtype) -> None:
+    """Keys against a direction, rows along one and against one: logarithms of features up to the limit."""
+    method, draw = RandomFeatures(64), lambda: torch.Generator().manual_seed(5)
+    directions = method.draw(32, draw(), torch.device("cpu"))
+    longest = float(torch.linalg.vector_norm(directions, dim=-1).amax())
+    length = 0.99 * kernel_rounding._REACH / (longest + kernel_rounding.lift(64)) * 32**0.25
+    q, k, v = (x.float() for x in drawn(kind, 2, 2, 60, 32, 32))
+    q, k = (x / torch.linalg.vector_norm(x, dim=-1).amax() * length for x in (q, k))
+    unit = directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
+    k[:, :, 5], q[:, :, -1], q[:, :, -2] = -length * unit[0], length * unit[0], -length * unit[1]
+    inputs = tuple(x.to(kind) for x in (q, k, v))
+    computed = method.compute(Problem.of(*inputs, causal=True), draw())
+    assert computed.trace.kernel is not None
+    truth = method.compute(Problem.of(*(x.double() for x in inputs), causal=True), draw()).out
+    assert float((computed.out.double() - truth).abs().amax()) < 0.05
+    seed = torch.randn(1, 2, 60, 32).to(kind)
+    wanted = gradients(method, tuple(x.double() for x in inputs), seed.double())
+    for own, true in zip(gradients(method, inputs, seed), wanted, strict=True):
+        assert float(torch.linalg.vector_norm(own.double() - true)) < 0.02 * float(torch.linalg.vector_norm(true))
+
+
 def test_nan_lengths_reach_nothing() -> None:
     assert kernel_rounding.reaches(64, 8.0, 1.0, 1.0)
     for bad in (math.nan, math.inf):

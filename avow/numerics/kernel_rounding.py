@@ -27,11 +27,11 @@ of a direction's entries at most: `floor`.
 
 Features of a row are relative to a guess λ‖x‖ at the largest, λ = √(2 ln(m+1)), those of keys to the largest
 b_j = λ‖k_j‖ − ‖k_j‖²/2 up to the end of their chunk; with L the longest direction, logs of features are within
-(L + λ)‖x‖ of the guess. `reaches` demands (L + λ)‖x‖ ≤ 50 of rows and keys and a range of b of 10: then no feature
-underflows or overflows, and a row sees a key whose b is no more than 10 below that of its chunk. A product that
-vanishes is below 2⁻¹²⁶ where that key brings e^-(L+λ)‖k‖ e^-10 at least, and the kernel itself demands 2⁻⁶⁰ < D < 2⁶⁰
-relative to the largest b up to the chunk's end. What vanishes is therefore at most s·m·2⁻¹²⁶ over the smaller of these
-two: `least`.
+(L + λ)‖x‖ of the guess. `reaches` demands (L + λ)‖x‖ ≤ 60 of rows and keys and a range of b of 10: then no feature
+underflows, since e^-70 is above 2⁻¹²⁶, or overflows, and a row sees a key whose b is no more than 10 below that of its
+chunk. A product that vanishes is below 2⁻¹²⁶ where that key brings e^-(L+λ)‖k‖ e^-10 at least, and the kernel itself
+demands 2⁻⁶⁰ < D < 2⁶⁰ relative to the largest b up to the chunk's end. What vanishes is therefore at most s·m·2⁻¹²⁶
+over the smaller of these two: `least`.
 
 **Separable attention.** A key's exponential is rounded once, to bfloat16, for N and D alike: shared, 1 entry; TF32 cuts
 it in N and in D by themselves: 2 apart. The row's share is rounded once, and the sums or pairs it meets once: 2 apart.
@@ -57,7 +57,7 @@ COMFORT = 1e-3, 3e4
 # Totals below this, relative to the largest key of a chunk, are not answered for.
 THIN = 2.0**-80
 # What logs of features may be away from the guess, logs of keys from each other, and logits of softmaxes from zero.
-_REACH, RANGE, STEEP = 50.0, 10.0, 256.0
+_REACH, RANGE, STEEP = 60.0, 10.0, 256.0
 # Factors of logarithms up to this one, and down to its inverse, need no power of two beside them.
 NEAR = 8.0
 # Normalisers that random features' kernels answer for.

@@ -62,12 +62,15 @@ class Shard:
 def project(inward: nn.Linear, dim: int, x: Tensor, context: Tensor | None = None) -> list[Float[Tensor, "b h n d"]]:
     """Queries of `x`, keys and values of the context or else of `x`: the rows of `inward`, one below the other."""
     width, weight, bias = inward.in_features, inward.weight, inward.bias
+    other = (inward.out_features - width) // 2
     if context is None:
-        queries, others = inward(x).tensor_split([width], -1)
+        # One split: the gradients of two, one inside the other, would be brought together twice.
+        parts = inward(x).split([width, other, other], -1)
     else:
         queries = linear(x, weight[:width], None if bias is None else bias[:width])
         others = linear(context, weight[width:], None if bias is None else bias[width:])
-    return [part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in (queries, *others.chunk(2, -1))]
+        parts = (queries, *others.chunk(2, -1))
+    return [part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in parts]
 
 
 class Attention(nn.Module):

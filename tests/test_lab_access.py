@@ -64,6 +64,8 @@ def test_what_colours_say_is_still_said_in_the_reader_s_own_colours_and_on_paper
         colours = found.page.eval_on_selector_all("#weights span", bars)
         ground = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert len(set(colours)) == 2 and ground not in colours, "one is marked, and none is lost in the ground"
+        signs = found.page.eval_on_selector_all("#signs b", "all => all.map(one => getComputedStyle(one).color)")
+        assert len(set(signs)) == 5, "the signs have the colours of what they stand for"
         found.page.emulate_media(media="print", forced_colors="none")
         kept = found.page.eval_on_selector("#weights span", "one => getComputedStyle(one).printColorAdjust")
         assert kept == "exact"

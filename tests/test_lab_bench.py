@@ -17,7 +17,19 @@ from avow.bench.workloads import Workload, workload
 from avow.core import Problem
 from avow.errors import FileError
 from avow.lab.pages import bench
-from avow.lab.pages.bench import KNOBS, PAGE, REAL, BenchInputs, judged, preview, real_head, uploaded_head, verdict
+from avow.lab.pages.bench import (
+    KNOBS,
+    MADE,
+    METHODS,
+    PAGE,
+    REAL,
+    BenchInputs,
+    judged,
+    preview,
+    real_head,
+    uploaded_head,
+    verdict,
+)
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
@@ -465,6 +477,28 @@ def test_nothing_moves_while_the_mark_is_dragged(visit: Opener, path: str) -> No
         assert found.page.evaluate(places) == before
     figure = found.page.locator("#breaking").bounding_box()
     assert figure["y"] > 0 and figure["y"] + figure["height"] <= 650
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("viewport", [{"width": 1366, "height": 650}, {"width": 390, "height": 844}])
+def test_every_head_and_method_is_explained_before_it_is_chosen(visit: Opener, viewport: dict[str, int]) -> None:
+    found = visit("bench", viewport=viewport)
+    found.settled()
+    choices = found.page.locator(".choices input")
+    assert choices.count() == len(REAL | MADE | METHODS)
+    for one in choices.all():
+        bubble = found.page.locator(f"#{one.get_attribute('aria-describedby')}")
+        assert bubble.is_hidden()
+        one.locator("xpath=..").hover()
+        assert bubble.is_visible()
+        assert bubble.inner_text() == (REAL | MADE | METHODS)[one.get_attribute("value")] + "."
+        box = bubble.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= viewport["width"]
+    found.page.mouse.move(0, 0)
+    assert found.page.locator(".means:visible").count() == 0
+    found.page.focus("input[value=sparse]")
+    found.page.keyboard.press("Shift")  # a key: the focus is one to be seen
+    assert found.page.locator(".means:visible").all_inner_texts() == [METHODS["sparse"] + "."]
 
 
 @pytest.mark.browser

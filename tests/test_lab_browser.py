@@ -287,6 +287,20 @@ def test_forced_colours_leave_the_bars_and_what_is_chosen_to_be_seen(visit: Open
     assert found.page.eval_on_selector("#weights span", "one => getComputedStyle(one).printColorAdjust") == "exact"
 
 
+def test_formulas_of_a_claim_are_as_large_on_paper_as_the_sheet_lets_them(visit: Opener) -> None:
+    found = visit("claims?claim=copy-possible", viewport={"width": 1366, "height": 650})
+    found.judged("corrected")
+    found.page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    found.page.emulate_media(media="print")
+    wide = """() => [...document.querySelectorAll(".formula, .facts")].filter(one => one.checkVisibility())
+      .map(one => [Number(one.style.zoom || 1),
+        Math.max(0, ...[...one.querySelectorAll("math")].map(part => part.getBoundingClientRect().right))])"""
+    found.page.set_viewport_size({"width": 673, "height": 900})  # the text of A4 between its margins
+    zooms, ends = zip(*found.page.evaluate(wide), strict=True)
+    assert len(zooms) > 20 and min(zooms[:2]) > 0.7 and min(zooms) < 1
+    assert max(ends) <= 673, "nothing is cut off"
+
+
 def test_paper_is_white_and_says_where_the_controls_stand(visit: Opener) -> None:
     found = visit("explorer", color_scheme="dark")
     found.judged("kept")

@@ -73,8 +73,10 @@ def test_a_proof_is_the_ledgers_own_and_confirms_the_record(id: str) -> None:
 def test_a_proof_of_a_while_ago_is_not_called_new(monkeypatch: pytest.MonkeyPatch) -> None:
     claims.verdict(ClaimsInputs(claim="finite-mask"))
     finding, since = claims._finding("finite-mask")
-    monkeypatch.setattr(claims, "_finding", lambda id: (finding, since - 185))
-    assert "Refuted again 3 minutes ago, in " in claims.verdict(ClaimsInputs(claim="finite-mask"))["verdict"]["says"]
+    for seconds, age in ((45, "45 s"), (100, "1 minute"), (185, "3 minutes")):
+        monkeypatch.setattr(claims, "_finding", lambda id, s=seconds: (finding, since - s))
+        says = claims.verdict(ClaimsInputs(claim="finite-mask"))["verdict"]["says"]
+        assert f"Refuted again {age} ago, in " in says
 
 
 def test_a_verdict_is_computed_and_no_stored_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,16 @@ def test_a_small_window_shows_the_first_control_and_the_figure(visit: Opener, na
     assert found.page.locator(".actions button:visible").count() >= 2
 
 
+@pytest.mark.parametrize("path", ["explorer", "explorer?show=average", "explorer#asks=cat&key=the&key=black&key=dog"])
+def test_a_small_window_shows_what_the_signs_of_one_head_mean(visit: Opener, path: str) -> None:
+    found = visit(path, viewport={"width": 1366, "height": 650})
+    found.settled()
+    assert found.page.locator("#carried").is_visible() is ("asks" in path)
+    box = found.page.locator("#signs").bounding_box()
+    assert box["y"] + box["height"] <= 650
+    assert found.page.locator("#stage").bounding_box()["height"] >= 270, "and the drawing is not made tiny for it"
+
+
 # From now on, every word that the badge has.
 WORDS = """() => {
   const mark = document.getElementById("mark");

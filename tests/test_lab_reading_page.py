@@ -577,7 +577,15 @@ def test_nothing_below_the_slider_moves_while_it_does(visit: Opener) -> None:
     for position in range(len(STOPS) + 1):
         found.slide(position)
         places.add(tuple(found.page.locator(place).bounding_box()["y"] for place in ("#next", "#play", "#grid")))
+    for word in (3, 5):
+        found.page.click("#cross")
+        found.page.click(f"#text [data-t='{word}']")
+        assert "not among the" in found.page.inner_text("#noted"), "two lines of it"
+        places.add(tuple(found.page.locator(place).bounding_box()["y"] for place in ("#next", "#play", "#grid")))
+        found.page.click("#cross")
     assert len(places) == 1
+    found.page.evaluate("document.getElementById('noted').style.minHeight = 0")
+    assert found.page.locator("#play").bounding_box()["y"] < places.pop()[1], "without its room it would move"
 
 
 def test_without_colours_lines_say_the_same(visit: Opener) -> None:

@@ -16,8 +16,12 @@ from avow.lab.pages import claims, dynamics, relu
 from avow.lab.stories import story_texts
 from tests.helpers.lab import TOKEN, Lab
 from tests.helpers.lab_visits import Opener, Visit
+from tests.test_lab_access import violations
 
 COPIED = "() => navigator.clipboard.readText()"
+# What a control says that it is set to.
+SET = """one => [...one.querySelectorAll("output, label:has(:checked)")].map(said => said.innerText.trim())"""
+DEAD = "button, input, select, textarea, [disabled], [role=slider], [role=button], [role=listbox]:not([inert])"
 
 
 def saved(found: Visit, button: str, folder: Path) -> Path:
@@ -131,10 +135,20 @@ def test_a_saved_page_is_small_and_shows_the_same_without_a_lab(
     alone.goto(file.as_uri())
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     assert alone.inner_text("h1") == found.page.inner_text("h1")
-    same = "() => [...document.querySelectorAll('main input:not([type=file])')].map(one => one.checked + one.value)"
-    assert alone.evaluate(same) == found.page.evaluate(same)
+    # What nothing answers is not there; what was set is, in words.
+    assert found.page.locator(DEAD).count() > 3
+    assert [one.evaluate("one => one.outerHTML") for one in alone.locator(DEAD).all()] == []
+    legends = "all => all.map(one => one.innerText.trim())"
+    shown = found.page.eval_on_selector_all(".figure .keys > *", legends)
+    assert alone.eval_on_selector_all(".figure .keys > *", legends) == shown
+    told = alone.inner_text(".notice")
+    assert "without its controls; to move it, run avow lab and open" in told and found.page.url in told
+    for one in found.page.locator("#controls .control:visible:has(label)").all():
+        said = [line.strip() for line in alone.inner_text("#controls").split("\n")]
+        assert set(one.evaluate(SET)) <= set(said), one.inner_text()
     if found.page.locator("#facts").count():
         assert alone.inner_text("#facts") == found.page.inner_text("#facts")
     colour = "() => getComputedStyle(document.querySelector('.bar')).borderBottomColor"
     assert alone.evaluate(colour) == found.page.evaluate(colour), "it has its styles"
+    assert violations(alone) == []
     alone.context.close()

@@ -88,6 +88,7 @@ class Form(TypedDict, total=False):
     when: Mapping[str, tuple[str, ...]]  # other inputs, and the choices of theirs for which this one is shown
     below: str  # another input: the slider ends before it, as the last of n things does
     quiet: bool  # set by presets and the address alone
+    means: Mapping[str, str]  # what each choice is, which a bubble says before it is chosen
 
 
 def control(

@@ -140,7 +140,8 @@ class RequestQueue:
             return answer.result()
         except TimeLimitError as error:
             rule = f"took longer than {seconds:g} s and was ended"
-            raise TookTooLong(request["what"], request["page"], rule, "choose smaller sizes") from error
+            remedy = "choose smaller sizes, or wait until this machine has less to do"
+            raise TookTooLong(request["what"], request["page"], rule, remedy) from error
         except WorkerError as error:
             rule = "ended the process that computed it"
             raise TookTooLong("this input", "as given", rule, "choose smaller sizes") from error

@@ -321,7 +321,9 @@ function composed(figure, width, height, ink, hidden) {
   const grid = [...(x.names ? [] : across.ticks.map(([tick]) => upward(tick))),
     ...(y.names ? [] : down.ticks.map(([tick]) => level(tick)))];
   const dotted = [...(upright === undefined ? [] : [upward(upright)]), ...levels.map(({at}) => level(at))];
-  const words = levels.map(level => text(level.text, left + 4, down.at(level.at) + FONT + 1, ink.soft)).join("");
+  // Above the level that they speak of, where there is room: curves come from below.
+  const beyond = at => down.at(at) - top > FONT + 1 ? down.at(at) - 3 : down.at(at) + FONT + 1;
+  const words = levels.map(level => text(level.text, left + 4, beyond(level.at), ink.soft)).join("");
   // A picture within the picture: what lies outside of the axes is cut off.
   const [a, b, w, h] = [left, top, right - left, bottom - top].map(near), part = `viewBox="${a} ${b} ${w} ${h}"`;
   const body = `<path d="${grid.join("")}" stroke="${ink.line}" fill="none"/>

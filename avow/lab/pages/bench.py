@@ -59,6 +59,13 @@ MADE = {
 # How far the queries and keys of a head are stretched to begin with.
 _STRETCH = {"diffuse": 8.0}
 
+METHODS = {
+    "random_features": "Random features: random numbers stand for each query and key, and their products are right on"
+    " average",
+    "low_rank": "Low rank: as many keys as the rank says, the landmarks, stand for all of them",
+    "sparse": "Sparse: tokens that can weigh next to nothing are not read",
+}
+
 _FEATURES, _RANK, _SPARSE = ({"method": (name,)} for name in ("random_features", "low_rank", "sparse"))
 _MADE = {"kind": tuple(KINDS)}
 
@@ -67,9 +74,9 @@ Figure = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class BenchInputs(Inputs):
-    method: Literal["random_features", "low_rank", "sparse"] = control("sparse", "Method")
+    method: Literal["random_features", "low_rank", "sparse"] = control("sparse", "Method", means=METHODS)
     kind: Literal["induction", "resting", "wide", "diffuse", "clustered", "averaging", "copying"] = control(
-        "induction", "Head"
+        "induction", "Head", means=REAL | MADE
     )
     norm: float | None = control(
         None,
@@ -80,7 +87,13 @@ class BenchInputs(Inputs):
         when=_FEATURES,
     )
     features: int = control(256, "Random features", (16, 2048), step=16, when=_FEATURES)
-    rank: int = control(16, "Rank: landmarks among the keys", (1, 256), when=_RANK)
+    rank: int = control(
+        16,
+        "Rank: landmarks among the keys",
+        (1, 256),
+        about="The more keys stand for all of them, the nearer the answer, and the more it costs.",
+        when=_RANK,
+    )
     drop: float = control(0.03, "Tolerance: what unread tokens may move", (1e-4, 0.5), log=True, when=_SPARSE)
     n: int = control(256, "Tokens (n), at most", (64, 2048), step=64)
     d: int = control(32, "Numbers per token (d)", (8, 128), step=8, about="A file has its own.", when=_MADE)
@@ -144,7 +157,7 @@ def preview(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
         "live": {name: judgement[name] for name in ("tone", "word", "says")},
         "python": _WORDS.html("python", inputs, trial, len(trial.errors) < head.q.shape[-2], head.causal).strip(),
         "sentence": _WORDS.say(f"at_{inputs.method}", knob.at(inputs), trial, _USEFUL),
-        "about": _WORDS.say("about", inputs.method, _does(inputs), *_sizes(trial, head)),
+        "about": _WORDS.say("about", METHODS[inputs.method], _does(inputs), *_sizes(trial, head)),
         "knob": {"name": knob.input, "at": knob.at(inputs), "ends": (knob.places[0], knob.places[-1])},
         "facts": _facts(trial, head),
         "figures": {"breaking": _breaking(inputs, curve, trial), "promises": _promises(trial)},

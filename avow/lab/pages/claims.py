@@ -311,7 +311,7 @@ PAGE = Page(
     ClaimsInputs,
     preview,
     verdict,
-    seconds=40.0,
+    seconds=120.0,  # a proof of seconds on a quiet machine
     preview_seconds=40.0,  # every statement is spelled out before the first one
     static=static,
 )

@@ -36,6 +36,7 @@ if (!copy) start({
     if (answer.html !== drawn) found(drawn = answer.html);
     because(answer);
   },
+  trouble(error) { if (error?.name === "verdict") at("why").textContent = "The check did not end. The verdict is the one on record."; },
 });
 
 const chosen = copy && fromAddress();

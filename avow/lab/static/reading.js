@@ -256,9 +256,10 @@ const marks = () => lit() === null
 
 /** The line below the text: about the word under the pointer or with the focus, else what the colours mean. */
 function drawFact() {
-  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [...marks(),
-    crossing ? "click a word: what comes without it?" : reading.live ? "click any word: what comes after it?"
-      : mark("asks", "click it: what comes after it?")]);
+  const invites = crossing ? element("span", {}, "click a word: what comes without it?")
+    : reading.live ? element("span", {}, "click any word: what comes after it?") : mark("asks", "click it: what comes after it?");
+  invites.className = "invites";
+  at("fact").replaceChildren(...pointed !== null && pointed < state.shown ? [fact(pointed)] : [...marks(), invites]);
 }
 
 /** Below that, whatever the head and the error: why some words are never left out, and what is counted. */

@@ -141,12 +141,29 @@ function written(place, width, height) {
 
 // ---- a page
 
-/** The whole page as it stands, as one HTML file that needs neither a network nor a script. */
+// What only a script moves: of choices, what was not chosen goes; labels and numbers stay.
+const MOVED = "button, textarea, label:has(> input:not([checked]):is([type=radio], [type=checkbox])), .control:has([type=file]), input";
+
+/** The whole page as it stands, as one HTML file that needs neither a network nor a script, and has no dead controls. */
 export function pageText() {
   const page = stilled(document.documentElement), find = selector => [...page.querySelectorAll(selector)];
   find("script, noscript, link, meta[name=avow-token], meta[http-equiv], style, .actions, .skip").forEach(one => one.remove());
-  find("a[href]").forEach(one => one.setAttribute("href", new URL(one.getAttribute("href"), location.href).href));
-  find("input, button, select, textarea, [tabindex]").forEach(one => { one.setAttribute("disabled", ""); one.removeAttribute("tabindex"); });
+  find("a[href]:not([href^='#'])").forEach(one => one.setAttribute("href", new URL(one.getAttribute("href"), location.href).href));
+  // These say more than what they do: runs in a list, and what each line of a figure is.
+  for (const one of find("li > button, .keys > [aria-pressed=true]")) {
+    const words = document.createElement("span");
+    words.append(...one.childNodes);
+    one.replaceWith(words);
+  }
+  find(MOVED).forEach(one => one.remove());
+  find("[tabindex]:not(.formula)").forEach(one => one.removeAttribute("tabindex"));
+  find("[role=listbox]").forEach(one => one.inert = true);
+  for (const one of find("[role=slider], [role=button]")) {
+    const name = one.getAttribute("aria-label");
+    for (const attribute of one.getAttributeNames()) if (/^(aria-|role$)/.test(attribute)) one.removeAttribute(attribute);
+    if (name) { one.setAttribute("role", "img"); one.setAttribute("aria-label", name); }
+  }
+  page.querySelector("body").dataset.saved = "yes";
   const head = page.querySelector("head"), style = document.createElement("style"), policy = document.createElement("meta");
   policy.setAttribute("http-equiv", "Content-Security-Policy");
   policy.setAttribute("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:");
@@ -155,8 +172,9 @@ export function pageText() {
   const note = document.createElement("p"), link = document.createElement("a");
   Object.assign(link, {href: location.href, textContent: location.href});
   note.className = "notice";
-  note.append(`Saved from avow lab on ${new Date().toISOString().slice(0, 10)}; the page itself is `, link, ".");
-  page.querySelector("body").prepend(note);
+  const how = document.body.dataset.static ? "open " : "run avow lab and open ";
+  note.append(`A page saved from avow lab on ${new Date().toISOString().slice(0, 10)}, without its controls; to move it, ${how}`, link, ".");
+  page.querySelector("main").prepend(note);
   return `<!doctype html>\n${page.outerHTML}`;
 }
 

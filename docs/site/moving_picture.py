@@ -22,7 +22,7 @@ STILLS = {
     "lab-breaks.png": "bench.html?method=sparse&kind=induction",
     "lab-claims.png": "claims.html?claim=copy-possible",
 }
-_STILL: Any = {"width": 1180, "height": 700}
+_STILL: Any = {"width": 1280, "height": 760}
 
 
 def frames(tab: Any) -> list[tuple[bytes, int]]:
@@ -68,7 +68,9 @@ def stills(browser: Any, folder: str) -> None:
         }""")
         tab.wait_for_timeout(500)
         picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
-        picture.quantize(128, dither=Image.Dither.NONE).save(PICTURE.with_name(name), optimize=True)
+        # All colours of lines count alike, however thin the lines are.
+        drawn = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        drawn.save(PICTURE.with_name(name), optimize=True)
 
 
 def main() -> None:

@@ -61,7 +61,8 @@ at("save-page")?.addEventListener("click", event =>
 // The page's main figure: the one that is marked, else the stage, else the first figure.
 const PICTURES = ["[data-picture]", "#stage", ".picture .figure", ".figure"];
 const mainPicture = () => PICTURES.flatMap(selector => [...document.querySelectorAll(selector)]).find(one => one.checkVisibility());
-if (at("save-picture")) at("save-picture").hidden = !document.querySelector(PICTURES.join());
+// The picture of a claim comes with its proof.
+if (at("save-picture")) at("save-picture").hidden = !document.querySelector([...PICTURES, "#seen"].join());
 
 // ---- a picture
 

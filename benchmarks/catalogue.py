@@ -364,13 +364,33 @@ ALL = (
         "gpu_offload",
         "Caches in host memory",
         "Keys and values in host memory, the sketch on the GPU: a step of one layer in a CUDA graph beside "
-        "transformers' offloaded cache and beside exact attention on the device, device memory, hits of consecutive "
-        "steps, and tokens of a model of an 8B shape. Every answer is checked first.",
+        "transformers' offloaded cache and beside exact attention on the device, device memory, and hits of "
+        "consecutive steps. Every answer is checked first.",
         "benchmarks.gpu_offload",
-        6,
+        3,
+        ("gpu_offload; n, step, ms, transformers ms, on device ms, times faster, over on device, device bytes, hits",),
+        ("gpu", "heads"),
+    ),
+    Benchmark(
+        "gpu_offload_models",
+        "Models whose caches are in host memory",
+        "Tokens of a model of an 8B shape with random weights and real heads' queries and keys, beside transformers' "
+        "offloaded cache.",
+        "benchmarks.gpu_offload:models",
+        4,
+        ("gpu_offload_models; n, way, ms a token, accepted",),
+        ("gpu", "heads"),
+    ),
+    Benchmark(
+        "gpu_generate",
+        "Tokens of a whole model on a GPU",
+        "`avow bench generate`: a model of an 8B shape with random weights whose queries and keys are real heads', "
+        "enabled and verified, beside transformers' caches and a loop of matrix products and SDPA in one CUDA graph.",
+        "benchmarks.gpu:generation",
+        7,
         (
-            "gpu_offload; n, step, ms, transformers ms, on device ms, times faster, over on device, device bytes, hits",
-            "gpu_offload; n, way, ms a token, accepted",
+            "gpu_generate; n, way, ms, tokens/s, times ideal, times transformers, accepted, read as read %, of limit "
+            "as of limit %",
         ),
         ("gpu", "heads"),
     ),
@@ -392,7 +412,7 @@ ALL = (
         "rate of 1e-3, in alternation.",
         "benchmarks.auditing:cost_on_gpu",
         3,
-        ("gpu_auditing; device, tokens, rate, watched ratio as watched, recomputing as recomputing %",),
+        ("gpu_auditing; device, asked, tokens, rate, watched ratio as watched, recomputing as recomputing %",),
         ("gpu",),
     ),
     Benchmark(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from avow.bench.results import Result, Row
+from avow.bench.results import Goal, Result, Row
 from benchmarks.arms import calibration, coverage, recitations
 from benchmarks.arms import rows as arm_rows
 from benchmarks.commands import tokens_read
@@ -53,6 +53,26 @@ def calls(options: Options) -> list[Result]:
         if "because" in row:
             row["tokens read"] = tokens_read(str(row["because"]))
     return [*results, step_kernels.run(options.heads, _tell, options.quick)]
+
+
+def generation(options: Options) -> Result:
+    """Tokens of a whole model in every way, and how many times as fast as a loop of SDPA they should be."""
+    from avow.bench import generate as model
+
+    (result,) = model.run("cuda", (model.QUICK if options.quick else model.FULL)["cuda"], options.heads, _tell)
+    goals = []
+    for row in result.rows:
+        for n, least in ((131072, 1.3), (524288, 2.0)):
+            if row["n"] == n and row["way"] in (f"avow, {model.TOL:g}", f"avow, verified ({model.DRAFTS})"):
+                found = float(row["times ideal"] or 0)
+                goals.append(
+                    Goal(f"{row['way']}, n = {n:,}: {least} of the ideal loop", f"{found:.3g}", found >= least)
+                )
+        if row["n"] == 131072 and row["way"] == f"avow, {model.TOL:g}":
+            faster, share = (float(row[name] or 0) for name in ("times transformers", "of limit"))
+            goals.append(Goal("3 times transformers' fastest at 131,072", f"{faster:.3g}", faster >= 3))
+            goals.append(Goal("85% of what the bytes allow at 131,072", f"{share:.0%}", share >= 0.85))
+    return replace(result, goals=goals)
 
 
 def linear(options: Options) -> list[Result]:

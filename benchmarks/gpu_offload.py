@@ -44,11 +44,22 @@ _FASTER = {(1048576, 1.0): 12.0, (1048576, 0.999): 40.0}
 
 
 def run(options: Options) -> list[Result]:
-    assert options.heads is not None
-    texts = cases.stored(options.heads)
-    sizes, (text, loads) = QUICK if options.quick else FULL, next(iter(texts.items()))
+    """One layer, and a cache for which the device has no room."""
+    sizes, loads, text = _asked_for(options)
     with torch.no_grad():
-        return [_layers(sizes, loads, text), _limited(sizes, loads, text), _models(sizes, loads, text)]
+        return [_layers(sizes, loads, text), _limited(sizes, loads, text)]
+
+
+def models(options: Options) -> Result:
+    """Tokens of a whole model."""
+    with torch.no_grad():
+        return _models(*_asked_for(options))
+
+
+def _asked_for(options: Options) -> tuple[Sizes, Any, str]:
+    assert options.heads is not None
+    text, loads = next(iter(cases.stored(options.heads).items()))
+    return QUICK if options.quick else FULL, loads, text
 
 
 def _case(n: int, loads: Any, text: str, device: str = "cuda") -> cases.Case:

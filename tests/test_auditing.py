@@ -485,3 +485,26 @@ def test_the_report_is_json(broken: Any) -> None:
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         avow.auditing(**options)
+
+
+def test_rows_of_many_heads_have_the_errors_that_they_have_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared keys, a mask of each head, values that no row sees: all rows at once, and in parts of one row each."""
+    torch.manual_seed(7)
+    q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 3, 14, 16), torch.randn(2, 3, 14, 16)
+    mask = torch.rand(2, 6, 9, 14) < 0.6
+    mask[..., 0], mask[:, 2:4, :, 5] = True, False
+    k[:, 1, 5] = v[:, 1, 5] = math.nan
+    found = []
+    for most in (2**24, 1):
+        monkeypatch.setattr(attention_audit, "_MOST", most)
+        with avow.auditing(rate=1.0, seed=0) as report:
+            torch.nn.functional.scaled_dot_product_attention(q, k.nan_to_num(), v.nan_to_num(), mask, enable_gqa=True)
+        (layer,) = report.layers.values()
+        found.append((layer.recomputed, layer.unjudged, layer.alarms, round(math.log2(layer.error), 3)))
+    assert found[0] == found[1] and found[0][:3] == (108, 0, 0)
+    call = attention_audit.Call(q, k, v, 0.25, mask)
+    places = [(head, row) for head in range(6) for row in range(9)]
+    together, _ = call.measure((1,), places, None)
+    alone = torch.cat([call.measure((1,), [place], None)[0] for place in places])
+    assert bool(together.isfinite().all())
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)

@@ -112,17 +112,25 @@ class Call(NamedTuple):
         if keys is None:
             first, last = places[0][0] // group, places[-1][0] // group + 1
             k, v = (by_head(x[sequence])[first:last].double() for x in (self.k, self.v))
-            own = heads // group - first
+            own = [head // group - first for head, _ in places]
         else:
-            (k, v), own = (x[None].double() for x in keys), torch.zeros_like(heads)
-        each = torch.arange(len(places), device=device)
+            (k, v), own = (x[None].double() for x in keys), [0] * len(places)
+        held = _beside(own, device)
 
-        def of_own(x: Tensor) -> Tensor:
-            """What a row's own key head has, of all."""
-            return x[0] if x.shape[0] == 1 else x[own, each]
+        def grid(rows: Tensor) -> Tensor:
+            """The rows of each key head side by side."""
+            if held is None:
+                return rows[None]
+            room = rows.new_zeros(*held.size, rows.shape[-1])
+            room[held.at] = rows
+            return room
+
+        def own_product(rows: Tensor, matrices: Tensor) -> Tensor:
+            """Each row times its own key head's matrix; all times all would be many times the work."""
+            return rows @ matrices[0] if held is None else (grid(rows) @ matrices)[held.at]
 
         q = queries[heads, place].double()
-        logits = self.scale * of_own(q @ k.mT)
+        logits = self.scale * own_product(q, k.mT)
         if self.score is not None:
             logits = self.score(logits, batch, head, row, key)
         seen = None if self.visible is None else self.visible(batch, head, row, key).expand(len(places), s)
@@ -137,23 +145,41 @@ class Call(NamedTuple):
                 )
             seen = shown if seen is None else seen & shown
         sizes, largest = [torch.linalg.vector_norm(x, dim=-1) for x in (k, v)], logits.abs()
-        sizes = [x.expand(len(places), s) if x.shape[0] == 1 else x[own] for x in sizes]
+        sizes = [x.expand(len(places), s) if held is None else x[held.at[0]] for x in sizes]
         if seen is not None:
             largest = torch.where(seen, largest, -math.inf)
             logits = torch.where(seen, logits, -math.inf)
             # What no row of a head sees may hold anything, nan too.
-            somebody = torch.zeros(k.shape[0], s, device=device).index_add_(0, own, seen.float()) > 0
-            v = torch.where(somebody[..., None], v, 0.0)
+            v = torch.where(grid(seen).any(1)[..., None], v, 0.0)
             sizes = [torch.where(seen, x, 0.0) for x in sizes]
         longest = [x.amax(-1) for x in sizes]
         if self.sinks is not None:
             weights = torch.softmax(torch.cat([logits, self.sinks.double()[heads, None]], -1), -1)[:, :-1]
         else:
             weights = torch.softmax(logits, -1)
-        truth = of_own(weights @ v)
+        truth = own_product(weights, v)
         given = truth if given is None else given.double()
         lengths = [torch.linalg.vector_norm(x, dim=-1) for x in (given - truth, q, given, truth)]
         return truth, torch.stack([*lengths, *longest, largest.amax(-1)])
+
+
+class _Held(NamedTuple):
+    """Where rows lie beside others of the same owner: the owner and the place of each, and how many there are."""
+
+    at: tuple[Tensor, ...]
+    size: tuple[int, int]
+
+
+def _beside(own: Sequence[int], device: torch.device) -> _Held | None:
+    """The places of rows whose owners come in order, the first of them 0; None if all have that one."""
+    if not own[-1]:
+        return None
+    counts: Counter[int] = Counter()
+    places = []
+    for one in own:
+        places.append((one, counts[one]))
+        counts[one] += 1
+    return _Held(tuple(_there(places, device).mT), (1 + own[-1], max(counts.values())))
 
 
 def _there(numbers: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:

@@ -66,7 +66,7 @@ def test_a_typed_text_is_read_after_one_button_and_any_word_of_it_can_ask(visit:
     page.fill("#search", "induction")
     page.press("#search", "Enter")
     assert page.evaluate(GREY) > 20
-    assert page.inner_text("#sentence").startswith("Proved: ") and page.inner_text("#broken") == "0"
+    assert page.inner_text("#sentence").startswith("Proved of all heads: ") and page.inner_text("#broken") == "0"
     page.click("#text [data-t='90']")
     page.wait_for_function("() => document.querySelector('#text .asking').dataset.t === '90'")
     assert page.locator("#text .later").count() == len(ids) - 91

@@ -225,7 +225,7 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
                     compute = functools.partial(method.compute, problem, torch.Generator().manual_seed(0))
                     with torch.no_grad():
                         if device == "cuda":
-                            # Kernels are compiled in a first call: that is no work of others, for which patience is.
+                            # Kernels are compiled in the first call; only a busy machine should run out of time.
                             end += timed(compute, problem.q.device)
                         seconds = least_seconds(compute, problem.q.device, repeats=2)
                     runs.append((method.cost(sizes), seconds))

@@ -508,3 +508,16 @@ def test_rows_of_many_heads_have_the_errors_that_they_have_alone(monkeypatch: py
     alone = torch.cat([call.measure((1,), [place], None)[0] for place in places])
     assert bool(together.isfinite().all())
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)
+
+
+def test_a_token_that_is_changed_after_a_cache_was_given_it_is_reported() -> None:
+    """By whoever holds it, a cache among them, while the audit has only a reference: no alarm and no silence."""
+    for changed in (True, False):
+        shadow = attention_audit._Shadow(0, "TheirLayer")
+        k, v = (torch.randn(1, 2, 1, 8, requires_grad=True) * 2 for _ in range(2))
+        shadow.append(k, v, attention_audit.versions_of(k, v), k)
+        assert not any(x.requires_grad for x in shadow._given[0][:2])
+        if changed:
+            k.detach().mul_(2.0)
+        assert (shadow.of(0) is None) is changed
+        assert ("changed in place" in shadow.wrong) is changed

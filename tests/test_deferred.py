@@ -300,3 +300,21 @@ def test_gradients_and_generators_end_the_graph_and_an_exported_program_cannot_h
 
     with pytest.raises(ParameterError, match=r"call=avow\.attend cannot be exported"):
         torch.export.export(Module(), (q,))
+
+
+@pytest.mark.parametrize("tokens", [2, 300])
+def test_what_a_cache_knows_of_its_tokens_is_no_list_of_their_lengths(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache in float64 keeps the extremes of each head as exactly as lengths are measured; a late look needs all."""
+    monkeypatch.setattr(deferred, "waits_freely", lambda device: False)
+    cache = avow.nn.KeyValueCache(2, 16, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, tokens, 16, dtype=torch.float64)
+    cache.append(k, v)
+    q = torch.randn(1, 4, 1, 16, dtype=torch.float64)
+    out, certificate = cache.attend(q, 1e-2, method="exact")
+    wide = [x.repeat_interleave(2, 1) for x in (k, v)]
+    truth = torch.softmax(q @ wide[0].mT / 4, -1) @ wide[1]
+    apart = torch.linalg.vector_norm(out - truth, dim=-1)
+    assert bool((apart <= certificate.rows * torch.linalg.vector_norm(wide[1], dim=-1).amax(-1, keepdim=True)).all())
+    assert certificate.bound < 1e-10

@@ -1036,7 +1036,7 @@ def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -
 
 
 def _measured(k: Float[Tensor, "b g s d"], count: int) -> tuple[Float32[Tensor, "b g d"], Float64[Tensor, "b g"]]:
-    """The metric and the size of so many first keys, by their first whole groups.
+    """The metric and the size of the sketch, from the first whole groups among the first `count` keys.
 
     One head after the other: in float64 all would take many times the memory of what is kept of them.
     """

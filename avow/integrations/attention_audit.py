@@ -433,7 +433,8 @@ class _Shadow:
         self.tokens += k.shape[-2]
         if given_back.shape != (*k.shape[:-2], self.tokens, k.shape[-1]):
             return self.forget("gave back other tokens than it was given here")
-        self._given.append((k, v, versions))
+        # Without the graph of who made them, which would live as long; the count of changes is shared.
+        self._given.append((k.detach(), v.detach(), versions))
         if k.shape[-2] > 1 or versions is None or len(self._given) == _GIVEN:
             self._copy()
 
